@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engines of this build: one table, asked in order.
+#pragma once
+
+#include "dsv4/dsv4.h"
+
+namespace dsv4 {
+
+// One way to run the library's work. Every function may assume a checked problem (validate.h).
+struct Engine {
+  const char* name;     // as build_info() and errors print it
+  const char* targets;  // GPU targets it was compiled for, or instruction sets
+  DeviceType device_type;
+
+  Status (*workspace_size)(const DecodeShape&, size_t* bytes);
+  Status (*sparse_mla_decode)(const DecodeProblem&, Stream);
+  Status (*merge_states)(const MergeProblem&, Stream);
+  Status (*append_kv_cache)(const AppendProblem&, Stream);
+  Status (*pack_kv_cache)(const PackProblem&, Stream);
+  Status (*unpack_kv_cache)(const PackProblem&, Stream);
+  Status (*hca_metadata)(const HcaMetadataProblem&, Stream);
+};
+
+// The engine that serves a device, or why there is none.
+Status find_engine(const Device& device, const Engine** engine);
+
+// Every engine of this build.
+struct EngineList {
+  const Engine* const* begin_;
+  const Engine* const* end_;
+  const Engine* const* begin() const { return begin_; }
+  const Engine* const* end() const { return end_; }
+};
+EngineList engines();
+
+}  // namespace dsv4
