@@ -30,6 +30,11 @@ uint8_t to_e4m3(float x) {
   return sign | uint8_t(((exponent + 6) << 3) + rounded);
 }
 
+// x / scale as e4m3. The quotient of a finite x saturates even where it overflows a float.
+uint8_t divide_to_e4m3(float x, float scale) {
+  return to_e4m3(std::isfinite(x) ? std::clamp(x / scale, -kMaxE4m3, kMaxE4m3) : x);
+}
+
 float from_e4m3(uint8_t bits) {
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   float magnitude = exponent == 0 ? std::ldexp(float(mantissa), -9)
@@ -100,7 +105,7 @@ Status append_kv_cache(const AppendProblem& problem, Stream) {
         std::memcpy(token, values, kHeadDim * sizeof(*values));
         break;
       case KvFormat::kFloat8E4M3:
-        for (int d = 0; d < kHeadDim; ++d) token[d] = to_e4m3(from_bf16(values[d]) / scale);
+        for (int d = 0; d < kHeadDim; ++d) token[d] = divide_to_e4m3(from_bf16(values[d]), scale);
         break;
     }
   });

@@ -9,6 +9,7 @@ namespace {
 
 // Dimensions [first, last) must lie so that one stride walks all of them; returns that stride.
 int64_t flat_stride(const TensorArgument& tensor, int64_t first, int64_t last) {
+  if (tensor.numel() == 0) return 0;
   int64_t stride = 0, expected = 0;
   for (int64_t i = last - 1; i >= first; --i) {
     if (tensor.size(i) == 1) continue;
