@@ -1,0 +1,205 @@
+"""The host side of the library, through dsv4_host_tests: plans, lengths, page arithmetic."""
+
+import itertools
+import json
+
+import dsv4_host_tests as host
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cases
+import dsv4
+from dsv4 import kv_cache
+
+plans = settings(deadline=None, max_examples=300, derandomize=True)
+
+
+@st.composite
+def plan_args(draw):
+    return dict(
+        rows=draw(st.integers(0, 300)),
+        heads=draw(st.integers(1, 128)),
+        slots=draw(st.integers(0, 9000)),
+        parallelism=draw(st.integers(1, 200)),
+        batch_invariant=draw(st.booleans()),
+        workspace_bytes=draw(st.one_of(st.none(), st.integers(0, 1 << 26))),
+        head_block=draw(st.sampled_from([16, 64, 128])),
+        min_split_slots=draw(st.sampled_from([1, 64, 100])),
+        max_splits=draw(st.sampled_from([1, 5, 64])),
+    )
+
+
+def busy(tasks, parallelism):
+    """Share of the machine that works while equal tasks run in rounds."""
+    rounds = -(-tasks // parallelism)
+    return tasks / (rounds * parallelism)
+
+
+@plans
+@given(args=plan_args())
+def test_a_plan_covers_its_work(args):
+    plan = host.make_plan(**args)
+    assert 1 <= plan.head_block <= min(args["head_block"], args["heads"])
+    assert plan.num_head_blocks == -(-args["heads"] // plan.head_block)
+    assert plan.num_tasks == args["rows"] * plan.num_head_blocks * plan.num_splits
+    most = max(1, min(args["slots"] // args["min_split_slots"], args["max_splits"]))
+    assert 1 <= plan.num_splits <= most
+    if args["batch_invariant"] or args["rows"] == 0:
+        assert plan.num_splits == 1
+
+
+@plans
+@given(args=plan_args())
+def test_partial_results_fit_the_workspace_and_do_not_overlap(args):
+    plan = host.make_plan(**args)
+    if plan.num_splits == 1:
+        assert plan.workspace_bytes == 0
+        return
+    if args["workspace_bytes"] is not None:
+        assert plan.workspace_bytes <= args["workspace_bytes"]
+    partials = args["rows"] * plan.num_splits * args["heads"]
+    assert plan.partial_out_offset == 0
+    assert plan.partial_lse_offset >= partials * 512 * 4
+    assert plan.workspace_bytes >= plan.partial_lse_offset + partials * 4
+    assert plan.partial_lse_offset % 64 == plan.workspace_bytes % 64 == 0
+    # Bytes are not wasted either: alignment is all that stands between the pieces.
+    assert plan.workspace_bytes < partials * 513 * 4 + 2 * 64
+
+
+@plans
+@given(args=plan_args())
+def test_no_other_number_of_splits_keeps_the_machine_much_busier(args):
+    plan = host.make_plan(**args)
+    if args["batch_invariant"] or args["rows"] == 0 or plan.num_splits == 1:
+        return
+    got = busy(plan.num_tasks, args["parallelism"])
+    whole = plan.num_tasks // plan.num_splits
+    for fewer in range(1, plan.num_splits):
+        # A cut into more parts was worth it.
+        assert busy(whole * fewer, args["parallelism"]) < 0.9
+        assert busy(whole * fewer, args["parallelism"]) < got
+
+
+@plans
+@given(args=plan_args())
+def test_one_row_alone_is_split_unless_the_machine_is_full_or_small(args):
+    args.update(
+        rows=1, slots=8192, parallelism=64, workspace_bytes=None, min_split_slots=64, max_splits=64
+    )
+    plan = host.make_plan(**args)
+    if args["batch_invariant"]:
+        assert plan.num_splits == 1
+    else:
+        assert busy(plan.num_tasks, 64) >= 0.9
+
+
+def test_a_plan_does_not_depend_on_the_workspace_beyond_what_it_needs():
+    best = host.make_plan(rows=1, heads=64, slots=1152, parallelism=16)
+    assert best.num_splits > 1
+    again = host.make_plan(
+        rows=1, heads=64, slots=1152, parallelism=16, workspace_bytes=best.workspace_bytes
+    )
+    assert (again.num_splits, again.workspace_bytes) == (best.num_splits, best.workspace_bytes)
+    less = host.make_plan(
+        rows=1, heads=64, slots=1152, parallelism=16, workspace_bytes=best.workspace_bytes - 1
+    )
+    assert less.num_splits < best.num_splits
+    assert (
+        host.make_plan(rows=1, heads=64, slots=1152, parallelism=16, workspace_bytes=0).num_splits
+        == 1
+    )
+
+
+def test_heads_are_cut_only_where_rows_cannot_be():
+    few = dict(rows=1, heads=128, slots=128, parallelism=8, workspace_bytes=0)
+    assert host.make_plan(**few).head_block == 16
+    assert host.make_plan(**{**few, "rows": 8}).head_block == 64
+    assert host.make_plan(**{**few, "heads": 16}).head_block == 16
+    assert host.make_plan(**{**few, "heads": 7}).head_block == 7
+
+
+def test_splits_cover_a_row_once():
+    for length, num_splits in itertools.product(
+        [*range(40), 127, 128, 1152, 8193], [1, 2, 3, 7, 64]
+    ):
+        parts = [host.split_range(length, num_splits, split) for split in range(num_splits)]
+        assert parts[0][0] == 0
+        assert parts[-1][1] == length
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(parts))
+        sizes = [end - begin for begin, end in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+# --- lengths
+
+
+def test_lengths_are_clamped_and_shared():
+    values = [5, -1, 200, cases.INT_MAX, cases.INT_MIN]
+    got = [host.row_length(values, row, 100) for row in range(5)]
+    assert got == [5, 0, 100, 100, 0]
+    got = [host.row_length(values, row, 100, rows_per_value=3) for row in range(9)]
+    assert got == [5] * 3 + [0] * 3 + [100] * 3
+    got = [host.row_length(values, row, 100, subtract=4) for row in range(5)]
+    assert got == [1, 0, 100, 100, 0]
+
+
+def test_causal_lengths_of_dense_queries():
+    values, q_len = [0, 1, 3, 130, cases.INT_MAX, cases.INT_MIN], 3
+    for row in range(len(values) * q_len):
+        wanted = values[row // q_len] - q_len + row % q_len + 1
+        got = host.row_length(values, row, 128, rows_per_value=q_len, causal=True)
+        assert got == min(max(wanted, 0), 128)
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(q_lens=st.lists(st.integers(0, 5), min_size=1, max_size=20), data=st.data())
+def test_causal_lengths_of_varlen_queries(q_lens, data):
+    """Requests may be empty, wherever they stand; rows beyond them all are padding."""
+    seq_lens = [data.draw(st.integers(0, 300)) for _ in q_lens]
+    offsets = list(itertools.accumulate(q_lens, initial=0))
+    row = 0
+    for count, seq_len in zip(q_lens, seq_lens, strict=True):
+        for i in range(count):
+            got = host.row_length(seq_lens, row, 128, causal=True, row_offsets=offsets)
+            assert got == min(max(seq_len - count + i + 1, 0), 128)
+            row += 1
+    for padding in (row, row + 1, row + 1000):
+        assert host.row_length(seq_lens, padding, 128, causal=True, row_offsets=offsets) == 0
+
+
+# --- page arithmetic: one place in each language, and they agree
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 64, 69, 256])
+def test_page_arithmetic_is_that_of_python(page_size):
+    assert host.page_bytes(page_size) == page_size * kv_cache.PACKED_TOKEN_BYTES
+    for slot in (0, page_size // 2, page_size - 1):
+        assert host.data_offset(slot) == slot * kv_cache.PACKED_TOKEN_DATA_BYTES
+        wanted = (
+            page_size * kv_cache.PACKED_TOKEN_DATA_BYTES + slot * kv_cache.PACKED_TOKEN_SCALE_BYTES
+        )
+        assert host.scale_offset(slot, page_size) == wanted
+    assert host.window == kv_cache.WINDOW
+
+
+# --- the C++ API
+
+
+def test_decode_through_the_cpp_api():
+    assert host.decode_on(False, 0, 4) == ""
+    assert host.decode_on(False, 0, 0) == "heads: expected 1 or more, got 0"
+
+
+def test_a_device_that_is_not_there():
+    beyond = torch.cuda.device_count()
+    message = host.decode_on(True, beyond, 4)
+    assert message.startswith("device")
+    assert f"{beyond}" in message
+
+
+def test_build_info_is_json():
+    info = json.loads(host.build_info())
+    assert info["version"] == dsv4.__version__
+    assert "cpu" in [engine["name"] for engine in info["engines"]]
