@@ -86,7 +86,7 @@ Machine query_machine() {
   return machine;
 }
 
-// Asked once: the properties of a device take the driver about a millisecond.
+// Asked once: the first query took 0.19 s on a machine with an H200.
 const Machine& machine() {
   static const Machine instance = query_machine();
   return instance;

@@ -305,6 +305,7 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     elif return_lse:
         lse = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
 
+    # By position: torch takes 0.5 us for each argument given by name, 0.1 us by position.
     call(
         operators().sparse_mla_decode.out,
         query,
@@ -314,21 +315,24 @@ def trtllm_batch_decode_sparse_mla_dsv4(
         slots.compressed_kv_cache,
         slots.compressed_indices,
         slots.compressed_lens,
+        slots.seq_lens,
+        slots.cum_seq_lens_q,
+        sinks,
+        workspace_buffer,
+        scale1,
+        scale2,
+        scale1_tensor,
+        scale2_tensor,
+        kv_layout,
+        slots.page_table,
+        slots.compressed_lens_offset,
+        lse_base,
+        sink_mode,
+        False,  # lse_sink
+        False,  # lse_empty_positive
+        False,  # batch_invariant
+        enable_pdl is None or enable_pdl,
         names=_NAMES[backend],
-        seq_lens=slots.seq_lens,
-        cum_seq_lens_q=slots.cum_seq_lens_q,
-        sinks=sinks,
-        workspace=workspace_buffer,
-        bmm1_scale=scale1,
-        bmm2_scale=scale2,
-        bmm1_scale_tensor=scale1_tensor,
-        bmm2_scale_tensor=scale2_tensor,
-        kv_layout=kv_layout,
-        page_table=slots.page_table,
-        compressed_lens_offset=slots.compressed_lens_offset,
-        lse_base=lse_base,
-        sink_mode=sink_mode,
-        enable_pdl=enable_pdl is None or enable_pdl,
         out=out,
         lse=lse,
     )
