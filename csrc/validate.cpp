@@ -203,6 +203,22 @@ bool value_checks_wanted() {
 
 namespace {
 
+Status validate_length(const char* name, const LengthView& view, int64_t row, int64_t width) {
+  const int64_t raw = raw_row_length(view, row, width);
+  if (!view.causal) {
+    if (raw >= 0 && raw <= width) return {};
+    DSV4_FAIL(kInvalidValue, "%s_lens[%" PRId64 "]: expected %d to %" PRId64 ", got %" PRId64, name,
+              row, view.subtract, width + view.subtract, raw + view.subtract);
+  }
+  // A sequence may be longer than the window, but not shorter than its queries.
+  const int64_t request =
+      view.row_offsets != nullptr ? request_of_row(view, row) : row / view.rows_per_value;
+  if (raw > 0 || request < 0) return {};
+  DSV4_FAIL(kInvalidValue,
+            "seq_lens[%" PRId64 "]: expected at least the number of the request's queries, got %d",
+            request, view.values[request * view.stride]);
+}
+
 Status validate_segment_values(const char* name, const DecodeProblem& problem,
                                const Segment& segment) {
   if (segment.indices == nullptr) return {};
@@ -211,13 +227,7 @@ Status validate_segment_values(const char* name, const DecodeProblem& problem,
   const int64_t limit =
       pages ? segment.pool.num_pages : segment.pool.num_pages * segment.pool.page_size;
   for (int64_t row = 0; row < problem.batch * problem.q_len; ++row) {
-    const int64_t raw = raw_row_length(segment.length, row, width);
-    // A window may be longer than its table: only the newest columns exist.
-    if (raw < 0 || (raw > width && !segment.length.causal)) {
-      DSV4_FAIL(kInvalidValue, "%s_lens[%" PRId64 "]: expected %d to %" PRId64 ", got %" PRId64,
-                name, row, segment.length.subtract, width + segment.length.subtract,
-                raw + segment.length.subtract);
-    }
+    DSV4_RETURN_IF_FAILED(validate_length(name, segment.length, row, width));
     const int32_t* indices = segment.indices + row / problem.q_len * segment.index_batch_stride +
                              row % problem.q_len * segment.index_row_stride;
     const int64_t length = row_length(segment.length, row, width);

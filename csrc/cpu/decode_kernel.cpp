@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // One task of a decode: some heads of one query row over a part of its slots.
 //
-//   collect     index table -> addresses of up to 64 valid slots (holes never enter a tile)
-//   dequantise  slots -> keys[slot][512] in float
+//   collect     index table -> addresses of up to 32 valid slots (holes never enter a tile)
 //   multiply    scores[slot][head] = keys . query        vectors along heads, keys broadcast
 //   softmax     scores -> weights, running max and sum   vectors along heads
 //   accumulate  out[head][512] += weights . keys         vectors along dims, weights broadcast
 //   finish      out / sum, sinks, scale2, lse            or the normalised part, for the combine
+//
+// Both products go through the dims 64 at a time, and dequantise that slice of the keys just before
+// they use it: twice a tile, but into a buffer that stays in the first-level cache.
 //
 // Compiled once for each instruction set, with DSV4_SIMD its name and DSV4_SIMD_BYTES its vector
 // length. Nothing from the standard library is used here: an inline function of its headers,
@@ -29,7 +31,6 @@ constexpr int kMaxHeadVectors = kLanes == 16 ? 4 : 2;
 constexpr int slots_per_block(int head_vectors) {
   return head_vectors <= kMaxHeadVectors / 2 ? 8 : 4;
 }
-constexpr int kDimChunk = 64;  // dims of the query that stay in the first-level cache
 static_assert(kTileSlots % 8 == 0 && kHeadDim % kDimChunk == 0);
 
 // Where one valid slot lies.
@@ -121,29 +122,35 @@ void prefetch(const SlotAddress* slots, int count, KvFormat format) {
   }
 }
 
-void dequantise(KvFormat format, const SlotAddress& slot, float* key) {
-  switch (format) {
-    case KvFormat::kBFloat16:
-      for (int d = 0; d < kHeadDim; d += kLanes) store(key + d, load_bf16(slot.data + d * 2));
-      break;
-    case KvFormat::kFloat8E4M3:
-      for (int d = 0; d < kHeadDim; d += kLanes) store(key + d, load_e4m3(slot.data + d));
-      break;
-    case KvFormat::kPacked:
-      for (int group = 0; group < PackedPage::kNumScales; ++group) {
-        const int32_t bits = slot.scales[group];
-        // 2^(bits - 127) as a float; code 0 is 2^-127, a denormal, and code 255 is NaN.
-        const int32_t power = bits == 0 ? 0x00400000 : bits == 255 ? 0x7FC00000 : bits << 23;
-        const Float scale = as_float(Int{} + power);
-        for (int i = 0; i < PackedPage::kQuantGroup; i += kLanes) {
-          const int d = group * PackedPage::kQuantGroup + i;
-          store(key + d, load_e4m3(slot.data + d) * scale);
-        }
-      }
-      for (int d = 0; d < kRopeDim; d += kLanes) {
-        store(key + kNopeDim + d, load_bf16(slot.data + kNopeDim + d * 2));
-      }
-      break;
+// Keys of the tile, dims [dim, dim + kDimChunk), as floats.
+void dequantise(KvFormat format, const SlotAddress* slots, int num_slots, int dim,
+                Scratch& scratch) {
+  static_assert(kDimChunk == PackedPage::kQuantGroup && kNopeDim % kDimChunk == 0);
+  if (format == KvFormat::kBFloat16 || (format == KvFormat::kPacked && dim == kNopeDim)) {
+    const int first_byte = format == KvFormat::kBFloat16 ? dim * 2 : kNopeDim;
+    for (int slot = 0; slot < num_slots; ++slot) {
+      const uint8_t* data = slots[slot].data + first_byte;
+      for (int i = 0; i < kDimChunk; i += kLanes)
+        store(&scratch.keys[slot][i], load_bf16(data + i * 2));
+    }
+    return;
+  }
+  for (int slot = 0; slot < num_slots; ++slot) {
+    const uint8_t* data = slots[slot].data + dim;
+    const int32_t code = format == KvFormat::kPacked ? slots[slot].scales[dim / kDimChunk]
+                                                     : PackedPage::kExponentBias;
+    if (code + kE4m3Shift < 255 && code + kE4m3Shift > 0) {
+      const Float scale = as_float(Int{} + ((code + kE4m3Shift) << 23));
+      for (int i = 0; i < kDimChunk; i += kE4m3Step)
+        store_e4m3(data + i, scale, &scratch.keys[slot][i]);
+    } else {
+      // 2^(code - 127) does not go with the shift: near the largest float, a denormal, or NaN.
+      const Float scale = as_float(Int{} + (code == 0     ? 0x00400000
+                                            : code == 255 ? 0x7FC00000
+                                                          : code << 23));
+      for (int i = 0; i < kDimChunk; i += kLanes)
+        store(&scratch.keys[slot][i], load_e4m3(data + i) * scale);
+    }
   }
 }
 
@@ -177,16 +184,16 @@ void load_query(const DecodeProblem& problem, int64_t row, int64_t first_head, i
 // scores[slot .. slot + kSlots)[head .. head + kVectors lanes) += keys . query over one chunk of
 // dims.
 template <int kSlots, int kVectors>
-void multiply_block(Scratch& scratch, int slot, int head, int chunk) {
+void multiply_block(Scratch& scratch, int slot, int head, int dim) {
   Float sum[kSlots][kVectors];
   for (int s = 0; s < kSlots; ++s) {
     for (int v = 0; v < kVectors; ++v) {
-      sum[s][v] = chunk == 0 ? Float{} : load(&scratch.scores[slot + s][head + v * kLanes]);
+      sum[s][v] = dim == 0 ? Float{} : load(&scratch.scores[slot + s][head + v * kLanes]);
     }
   }
-  for (int d = chunk; d < chunk + kDimChunk; ++d) {
+  for (int d = 0; d < kDimChunk; ++d) {
     Float query[kVectors];
-    for (int v = 0; v < kVectors; ++v) query[v] = load(&scratch.query[d][head + v * kLanes]);
+    for (int v = 0; v < kVectors; ++v) query[v] = load(&scratch.query[dim + d][head + v * kLanes]);
     for (int s = 0; s < kSlots; ++s) {
       const Float key = broadcast(scratch.keys[slot + s][d]);
       for (int v = 0; v < kVectors; ++v) sum[s][v] += key * query[v];
@@ -199,32 +206,35 @@ void multiply_block(Scratch& scratch, int slot, int head, int chunk) {
 }
 
 template <int kVectors>
-void multiply_heads(Scratch& scratch, int num_slots, int head, int chunk) {
+void multiply_heads(Scratch& scratch, int num_slots, int head, int dim) {
   constexpr int kSlots = slots_per_block(kVectors);
-  for (int slot = 0; slot < num_slots; slot += kSlots)
-    multiply_block<kSlots, kVectors>(scratch, slot, head, chunk);
+  for (int slot = 0; slot < num_slots; slot += kSlots) {
+    multiply_block<kSlots, kVectors>(scratch, slot, head, dim);
+  }
 }
 
-void multiply(Scratch& scratch, int num_slots, int num_heads) {
-  // The blocks below go past num_slots to a multiple of 8: give them numbers to chew on.
+void multiply(KvFormat format, const SlotAddress* slots, int num_slots, int num_heads,
+              Scratch& scratch) {
+  // The blocks go past num_slots to a multiple of 8: give them numbers to chew on.
   for (int slot = num_slots; slot % 8 != 0; ++slot) {
-    for (int d = 0; d < kHeadDim; d += kLanes) store(&scratch.keys[slot][d], Float{});
+    for (int i = 0; i < kDimChunk; i += kLanes) store(&scratch.keys[slot][i], Float{});
   }
   const int vectors = (num_heads + kLanes - 1) / kLanes;
-  for (int chunk = 0; chunk < kHeadDim; chunk += kDimChunk) {
+  for (int dim = 0; dim < kHeadDim; dim += kDimChunk) {
+    dequantise(format, slots, num_slots, dim, scratch);
     for (int v = 0; v < vectors; v += kMaxHeadVectors) {
       switch (vectors - v < kMaxHeadVectors ? vectors - v : kMaxHeadVectors) {
         case 1:
-          multiply_heads<1>(scratch, num_slots, v * kLanes, chunk);
+          multiply_heads<1>(scratch, num_slots, v * kLanes, dim);
           break;
         case 2:
-          multiply_heads<2>(scratch, num_slots, v * kLanes, chunk);
+          multiply_heads<2>(scratch, num_slots, v * kLanes, dim);
           break;
         case 3:
-          multiply_heads<kMaxHeadVectors == 4 ? 3 : 1>(scratch, num_slots, v * kLanes, chunk);
+          multiply_heads<kMaxHeadVectors == 4 ? 3 : 1>(scratch, num_slots, v * kLanes, dim);
           break;
         default:
-          multiply_heads<kMaxHeadVectors>(scratch, num_slots, v * kLanes, chunk);
+          multiply_heads<kMaxHeadVectors>(scratch, num_slots, v * kLanes, dim);
           break;
       }
     }
@@ -266,38 +276,46 @@ void softmax(Scratch& scratch, int num_slots, int num_heads, float scale, float 
   }
 }
 
-// out[head .. head + kHeads)[dim .. dim + kVectors lanes) += weights . keys over the tile.
+// out[head .. head + kHeads)[dim + i .. dim + i + kVectors lanes) += weights . keys over the tile,
+// where i counts within the chunk.
 template <int kHeads, int kVectors>
-void accumulate_block(Scratch& scratch, int num_slots, int head, int dim, bool first) {
+void accumulate_block(Scratch& scratch, int num_slots, int head, int dim, int i, bool first) {
   Float sum[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
-    for (int v = 0; v < kVectors; ++v)
-      sum[h][v] = first ? Float{} : load(&scratch.out[head + h][dim + v * kLanes]);
+    for (int v = 0; v < kVectors; ++v) {
+      sum[h][v] = first ? Float{} : load(&scratch.out[head + h][dim + i + v * kLanes]);
+    }
   }
   for (int slot = 0; slot < num_slots; ++slot) {
     Float key[kVectors];
-    for (int v = 0; v < kVectors; ++v) key[v] = load(&scratch.keys[slot][dim + v * kLanes]);
+    for (int v = 0; v < kVectors; ++v) key[v] = load(&scratch.keys[slot][i + v * kLanes]);
     for (int h = 0; h < kHeads; ++h) {
       const Float weight = broadcast(scratch.scores[slot][head + h]);
       for (int v = 0; v < kVectors; ++v) sum[h][v] += weight * key[v];
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    for (int v = 0; v < kVectors; ++v) store(&scratch.out[head + h][dim + v * kLanes], sum[h][v]);
+    for (int v = 0; v < kVectors; ++v)
+      store(&scratch.out[head + h][dim + i + v * kLanes], sum[h][v]);
   }
 }
 
-void accumulate(Scratch& scratch, int num_slots, int num_heads, bool first) {
+void accumulate(KvFormat format, const SlotAddress* slots, int num_slots, int num_heads,
+                Scratch& scratch, bool first) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;
-  for (int dim = 0; dim < kHeadDim; dim += kVectors * kLanes) {
-    int head = 0;
-    for (; head + 4 <= num_heads; head += 4)
-      accumulate_block<4, kVectors>(scratch, num_slots, head, dim, first);
-    if (head + 2 <= num_heads) {
-      accumulate_block<2, kVectors>(scratch, num_slots, head, dim, first);
-      head += 2;
+  for (int dim = 0; dim < kHeadDim; dim += kDimChunk) {
+    dequantise(format, slots, num_slots, dim, scratch);
+    for (int i = 0; i < kDimChunk; i += kVectors * kLanes) {
+      int head = 0;
+      for (; head + 4 <= num_heads; head += 4) {
+        accumulate_block<4, kVectors>(scratch, num_slots, head, dim, i, first);
+      }
+      if (head + 2 <= num_heads) {
+        accumulate_block<2, kVectors>(scratch, num_slots, head, dim, i, first);
+        head += 2;
+      }
+      if (head < num_heads) accumulate_block<1, kVectors>(scratch, num_slots, head, dim, i, first);
     }
-    if (head < num_heads) accumulate_block<1, kVectors>(scratch, num_slots, head, dim, first);
   }
 }
 
@@ -358,14 +376,12 @@ void run_task(const DecodeJob& job, int64_t task, Scratch& scratch) {
   const bool empty = num_slots == 0;
   if (!empty) load_query(problem, row, first_head, num_heads, scratch);
   for (int tile = 0; num_slots > 0; ++tile) {
+    const SlotAddress* slots = tiles[tile % 2];
     const int num_next = cursor.next(tiles[(tile + 1) % 2]);
     prefetch(tiles[(tile + 1) % 2], num_next, problem.kv_format);
-    for (int slot = 0; slot < num_slots; ++slot) {
-      dequantise(problem.kv_format, tiles[tile % 2][slot], scratch.keys[slot]);
-    }
-    multiply(scratch, num_slots, num_heads);
+    multiply(problem.kv_format, slots, num_slots, num_heads, scratch);
     softmax(scratch, num_slots, num_heads, scale, float(headroom), tile == 0);
-    accumulate(scratch, num_slots, num_heads, tile == 0);
+    accumulate(problem.kv_format, slots, num_slots, num_heads, scratch, tile == 0);
     num_slots = num_next;
   }
 

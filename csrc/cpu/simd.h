@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#if DSV4_SIMD_BYTES > 16
+#include <immintrin.h>
+#endif
+
 namespace dsv4::cpu::DSV4_SIMD {
 
 constexpr int kLanes = DSV4_SIMD_BYTES / 4;
@@ -49,6 +53,38 @@ static inline Float load_e4m3(const uint8_t* p) {
   const Float value = select(magnitude < 8, subnormal, normal);
   const Int nan = (magnitude == 0x7F) & 0x7FC00000;
   return as_float(as_int(value) | nan | ((bits & 0x80) << 24));
+}
+
+// The same for as many values as 16-bit lanes make a vector, each times a scale that holds
+// 2^kE4m3Shift, with half the instructions where the machine converts 16-bit floats: e4m3 is such a
+// float with its exponent off by 8, subnormals included.
+static constexpr int kE4m3Shift = DSV4_SIMD_BYTES > 16 ? 8 : 0;
+static constexpr int kE4m3Step = 2 * kLanes;
+static inline void store_e4m3(const uint8_t* p, Float scale, float* out) {
+#if DSV4_SIMD_BYTES == 64
+  const __m512i wide =
+      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i magnitude = _mm512_set1_epi16(0x7F);
+  const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(wide, magnitude), magnitude);
+  // The sign fills bits 14 and up after the shift; only bit 15 stays.
+  const __m512i half =
+      _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(int16_t(0xBFFF)));
+  const __m512i checked = _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7E00));
+  store(out, (Float)_mm512_cvtph_ps(_mm512_castsi512_si256(checked)) * scale);
+  store(out + kLanes, (Float)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(checked, 1)) * scale);
+#elif DSV4_SIMD_BYTES == 32
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_set1_epi16(0x7F);
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
+  const __m256i half =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(int16_t(0xBFFF)));
+  const __m256i checked = _mm256_blendv_epi8(half, _mm256_set1_epi16(0x7E00), nan);
+  store(out, (Float)_mm256_cvtph_ps(_mm256_castsi256_si128(checked)) * scale);
+  store(out + kLanes, (Float)_mm256_cvtph_ps(_mm256_extracti128_si256(checked, 1)) * scale);
+#else
+  store(out, load_e4m3(p) * scale);
+  store(out + kLanes, load_e4m3(p + kLanes) * scale);
+#endif
 }
 
 // 2^x for x <= 0 with 2^0 = 1 exactly; 0 below 2^-126; NaN stays. Error below 2^-22 of the value.

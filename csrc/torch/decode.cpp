@@ -216,6 +216,8 @@ void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
 
   expect_together("compressed_indices", compressed_indices.has_value(), "compressed_kv_cache",
                   compressed_kv_cache.has_value());
+  expect_together("compressed_kv_cache", compressed_kv_cache.has_value(), "compressed_indices",
+                  compressed_indices.has_value());
   expect_together("compressed_lens", compressed_lens.has_value(), "compressed_indices",
                   compressed_indices.has_value());
   if (compressed_indices) {
@@ -232,6 +234,10 @@ void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
     if (compressed_lens) {
       problem.compressed.length =
           row_lengths(TensorArgument("compressed_lens", *compressed_lens), q, shape);
+      if (compressed_lens_offset < 0 || compressed_lens_offset > INT32_MAX) {
+        throw_value_error("compressed_lens_offset: expected 0 to 2147483647, got " +
+                          std::to_string(compressed_lens_offset));
+      }
       problem.compressed.length.subtract = int32_t(compressed_lens_offset);
     }
   }

@@ -240,7 +240,8 @@ struct AppendProblem {
 DSV4_API Status append_kv_cache(const AppendProblem& problem, Stream stream = nullptr);
 
 // Packs whole pages: bf16 [num_pages, page_size, 512] -> packed pages, and back (exactly: every
-// packed value is a bf16 number).
+// packed value below 2^128 is a bf16 number; the largest bf16 values may round up to that,
+// infinity).
 struct PackProblem {
   Device device;
   int64_t num_pages = 0;

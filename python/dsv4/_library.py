@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 _PACKAGE = Path(__file__).resolve().parent
-# DSV4_LIBRARY_DIR names another build, such as the one with sanitizers. The library finds libdsv4.so
-# beside itself.
-TORCH_LIBRARY = Path(os.environ.get("DSV4_LIBRARY_DIR", _PACKAGE / "lib")).resolve() / "libdsv4_torch.so"
+# DSV4_LIBRARY_DIR names another build, such as the one with sanitizers. The library finds
+# libdsv4.so beside itself.
+_FOLDER = Path(os.environ.get("DSV4_LIBRARY_DIR", _PACKAGE / "lib")).resolve()
+TORCH_LIBRARY = _FOLDER / "libdsv4_torch.so"
 VERSION_HEADER = _PACKAGE / "include" / "dsv4" / "version.h"
 
 _loaded = False
