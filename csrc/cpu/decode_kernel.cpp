@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One task of a decode: some heads of one query row over a part of its slots.
 //
-//   collect     index table -> addresses of up to 32 valid slots (holes never enter a tile)
+//   collect     index table -> addresses of up to 64 valid slots (holes never enter a tile)
 //   multiply    scores[slot][head] = keys . query        vectors along heads, keys broadcast
 //   softmax     scores -> weights, running max and sum   vectors along heads
 //   accumulate  out[head][512] += weights . keys         vectors along dims, weights broadcast
 //   finish      out / sum, sinks, scale2, lse            or the normalised part, for the combine
 //
-// Both products go through the dims 64 at a time, and dequantise that slice of the keys just before
+// Both products go through the dims 32 at a time, and dequantise that slice of the keys just before
 // they use it: twice a tile, but into a buffer that stays in the first-level cache.
 //
 // Compiled once for each instruction set, with DSV4_SIMD its name and DSV4_SIMD_BYTES its vector
@@ -31,7 +31,7 @@ constexpr int kMaxHeadVectors = kLanes == 16 ? 4 : 2;
 constexpr int slots_per_block(int head_vectors) {
   return head_vectors <= kMaxHeadVectors / 2 ? 8 : 4;
 }
-static_assert(kTileSlots % 8 == 0 && kHeadDim % kDimChunk == 0);
+static_assert(kTileSlots % 8 == 0 && kNopeDim % kDimChunk == 0 && kRopeDim % kDimChunk == 0);
 
 // Where one valid slot lies.
 struct SlotAddress {
@@ -125,9 +125,9 @@ void prefetch(const SlotAddress* slots, int count, KvFormat format) {
 // Keys of the tile, dims [dim, dim + kDimChunk), as floats.
 void dequantise(KvFormat format, const SlotAddress* slots, int num_slots, int dim,
                 Scratch& scratch) {
-  static_assert(kDimChunk == PackedPage::kQuantGroup && kNopeDim % kDimChunk == 0);
-  if (format == KvFormat::kBFloat16 || (format == KvFormat::kPacked && dim == kNopeDim)) {
-    const int first_byte = format == KvFormat::kBFloat16 ? dim * 2 : kNopeDim;
+  if (format == KvFormat::kBFloat16 || (format == KvFormat::kPacked && dim >= kNopeDim)) {
+    const int first_byte =
+        format == KvFormat::kBFloat16 ? dim * 2 : kNopeDim + (dim - kNopeDim) * 2;
     for (int slot = 0; slot < num_slots; ++slot) {
       const uint8_t* data = slots[slot].data + first_byte;
       for (int i = 0; i < kDimChunk; i += kLanes)
@@ -137,8 +137,9 @@ void dequantise(KvFormat format, const SlotAddress* slots, int num_slots, int di
   }
   for (int slot = 0; slot < num_slots; ++slot) {
     const uint8_t* data = slots[slot].data + dim;
-    const int32_t code = format == KvFormat::kPacked ? slots[slot].scales[dim / kDimChunk]
-                                                     : PackedPage::kExponentBias;
+    const int32_t code = format == KvFormat::kPacked
+                             ? slots[slot].scales[dim / PackedPage::kQuantGroup]
+                             : PackedPage::kExponentBias;
     if (code + kE4m3Shift < 255 && code + kE4m3Shift > 0) {
       const Float scale = as_float(Int{} + ((code + kE4m3Shift) << 23));
       for (int i = 0; i < kDimChunk; i += kE4m3Step)
@@ -302,17 +303,17 @@ void accumulate_block(Scratch& scratch, int num_slots, int head, int dim, int i,
 
 void accumulate(KvFormat format, const SlotAddress* slots, int num_slots, int num_heads,
                 Scratch& scratch, bool first) {
-  constexpr int kVectors = kLanes == 16 ? 4 : 2;
+  constexpr int kVectors = 2;
+  constexpr int kMostHeads = kLanes == 16 ? 8 : 4;
   for (int dim = 0; dim < kHeadDim; dim += kDimChunk) {
     dequantise(format, slots, num_slots, dim, scratch);
     for (int i = 0; i < kDimChunk; i += kVectors * kLanes) {
       int head = 0;
-      for (; head + 4 <= num_heads; head += 4) {
-        accumulate_block<4, kVectors>(scratch, num_slots, head, dim, i, first);
+      for (; head + kMostHeads <= num_heads; head += kMostHeads) {
+        accumulate_block<kMostHeads, kVectors>(scratch, num_slots, head, dim, i, first);
       }
-      if (head + 2 <= num_heads) {
+      for (; head + 2 <= num_heads; head += 2) {
         accumulate_block<2, kVectors>(scratch, num_slots, head, dim, i, first);
-        head += 2;
       }
       if (head < num_heads) accumulate_block<1, kVectors>(scratch, num_slots, head, dim, i, first);
     }

@@ -9,13 +9,13 @@
 namespace dsv4::cpu {
 
 inline constexpr int kHeadBlock = 64;  // heads of one task at most
-inline constexpr int kTileSlots = 32;  // slots dealt with at a time
-inline constexpr int kDimChunk = 64;   // dims of them
-// Floats between the keys of a tile: 64 + 16, so that the same dimension of many slots falls into
+inline constexpr int kTileSlots = 64;  // slots dealt with at a time
+inline constexpr int kDimChunk = 32;   // dims of them
+// Floats between the keys of a tile: 32 + 16, so that the same dimension of many slots falls into
 // different cache sets.
 inline constexpr int kKeyStride = kDimChunk + 16;
 
-// What one thread needs beside its stack. Keys, scores and 64 dims of the query fit the first-level
+// What one thread needs beside its stack. Keys, scores and 32 dims of the query fit the first-level
 // cache, all of it the second.
 struct alignas(64) Scratch {
   float query[kHeadDim][kHeadBlock];  // transposed; heads beyond the block's are zero

@@ -36,8 +36,13 @@ static inline Float select(Int mask, Float a, Float b) { return mask ? a : b; }
 static inline Float max(Float a, Float b) { return a > b ? a : b; }
 
 static inline Float load_bf16(const uint8_t* p) {
-  const Halves bits = *reinterpret_cast<const HalvesInMemory*>(p);
-  return as_float(__builtin_convertvector(bits, Int) << 16);
+#if DSV4_SIMD_BYTES == 64
+  const Int bits =
+      (Int)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  const Int bits = __builtin_convertvector(*reinterpret_cast<const HalvesInMemory*>(p), Int);
+#endif
+  return as_float(bits << 16);
 }
 
 // e4m3 to float, exactly, with no denormal on the way (they are slow, and flushed in some modes).
