@@ -3,6 +3,8 @@
 // a task; it is compiled once for each instruction set, engine.cpp picks one at run time.
 #pragma once
 
+#include <cstddef>
+
 #include "dsv4/dsv4.h"
 #include "plan.h"
 
@@ -26,6 +28,28 @@ struct alignas(64) Scratch {
   float row_sum[kHeadBlock];
 };
 
+// The same for tiles. Keys are bf16, which holds every key of every format exactly. "Paired" rows
+// hold two bf16 in 32 bits, as tiles want their second operand: two dims of the query, two slots of
+// the keys.
+struct alignas(64) TileScratch {
+  // Bytes between keys: 1024 + 64, so that a tile's rows fall into different cache sets.
+  static constexpr int kKeyBytes = kHeadDim * 2 + 64;
+  static constexpr int kPairedDims = kHeadDim + 16;  // the same, in 32-bit words
+
+  uint32_t query[kHeadDim / 2][kHeadBlock];      // [pair of dims][head]
+  uint8_t keys[kTileSlots][kKeyBytes];           // [slot][dim]
+  uint32_t values[kTileSlots / 2][kPairedDims];  // [pair of slots][dim], dims in unpack's order
+  uint16_t weights[kHeadBlock][kTileSlots];      // [head][slot]
+  float scores[kTileSlots][kHeadBlock];
+  float out[kHeadBlock][kHeadDim];  // dims in unpack's order
+  float row_max[kHeadBlock];
+  float row_sum[kHeadBlock];
+  float ordered[kHeadDim];  // one head's out, dims in their own order
+};
+
+inline constexpr size_t kScratchBytes = sizeof(Scratch) > sizeof(TileScratch) ? sizeof(Scratch)
+                                                                              : sizeof(TileScratch);
+
 struct DecodeJob {
   const DecodeProblem* problem;
   Plan plan;
@@ -33,16 +57,23 @@ struct DecodeJob {
   float* partial_lse;  // [rows, splits, heads]
 };
 
-using RunTask = void (*)(const DecodeJob& job, int64_t task, Scratch& scratch);
+// `scratch` is kScratchBytes, 64-byte aligned.
+using RunTask = void (*)(const DecodeJob& job, int64_t task, void* scratch);
 
 namespace generic {
-void run_task(const DecodeJob& job, int64_t task, Scratch& scratch);
+void run_task(const DecodeJob& job, int64_t task, void* scratch);
 }
 namespace avx2 {
-void run_task(const DecodeJob& job, int64_t task, Scratch& scratch);
+void run_task(const DecodeJob& job, int64_t task, void* scratch);
 }
 namespace avx512 {
-void run_task(const DecodeJob& job, int64_t task, Scratch& scratch);
+void run_task(const DecodeJob& job, int64_t task, void* scratch);
+}
+namespace amx {
+void run_task(const DecodeJob& job, int64_t task, void* scratch);
+}
+namespace amx_emulated {  // tiles by plain loops, in test builds
+void run_task(const DecodeJob& job, int64_t task, void* scratch);
 }
 
 }  // namespace dsv4::cpu

@@ -2,6 +2,12 @@
 // The CPU engine: plan, choice of instruction set, tasks over threads, combine.
 #include "cpu/engine.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -18,6 +24,7 @@ namespace {
 
 constexpr EngineTraits kTraits{kHeadBlock, 16, kTileSlots, 64};
 constexpr size_t kWorkspaceAlignment = alignof(Scratch);
+static_assert(kScratchBytes % kWorkspaceAlignment == 0);
 
 struct SimdChoice {
   const char* name;
@@ -25,17 +32,36 @@ struct SimdChoice {
   bool available;
 };
 
-// Best first. DSV4_CPU_SIMD=generic|avx2|avx512 takes a later one, for tests and comparisons.
+#if defined(__x86_64__)
+// Whether this process may use tile registers: the machine has them, and the kernel of the
+// operating system grants their state when asked, which holds for all threads from then on.
+bool has_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl ARCH_REQ_XCOMP_PERM
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const bool tile = (edx >> 24 & 1) != 0, bf16 = (edx >> 22 & 1) != 0;
+  return tile && bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+// Best first. DSV4_CPU_SIMD=amx|avx512|avx2|generic takes a later one, for tests and comparisons.
 SimdChoice choose_simd() {
   const char* wanted = std::getenv("DSV4_CPU_SIMD");
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const SimdChoice choices[] = {{"avx512", avx512::run_task, has_avx512},
-                                {"avx2", avx2::run_task, has_avx2},
-                                {"generic", generic::run_task, true}};
+  const SimdChoice choices[] = {
+      {"amx", amx::run_task, has_avx512 && has_tiles()},
+      {"avx512", avx512::run_task, has_avx512},
+      {"avx2", avx2::run_task, has_avx2},
+      {"generic", generic::run_task, true},
+#if defined(DSV4_TESTS)
+      {"amx_emulated", amx_emulated::run_task, has_avx512},
+#endif
+  };
 #else
   const SimdChoice choices[] = {{"generic", generic::run_task, true}};
 #endif
@@ -68,17 +94,17 @@ PlanInput plan_input(int64_t rows, int64_t heads, int64_t slots, bool batch_inva
 // Threads draw tasks from one counter, so rows of different lengths balance.
 struct Run {
   DecodeJob job;
-  Scratch* scratch;  // one a worker, in the workspace; null: on each worker's stack
+  uint8_t* scratch;  // kScratchBytes a worker, in the workspace; null: on each worker's stack
   std::atomic<int64_t> next_task{0};
 
-  void work(Scratch& mine) {
+  void work(void* mine) {
     for (int64_t task;
          (task = next_task.fetch_add(1, std::memory_order_relaxed)) < job.plan.num_tasks;) {
       simd().run_task(job, task, mine);
     }
   }
   __attribute__((noinline)) void work_on_stack() {
-    Scratch mine;
+    alignas(kWorkspaceAlignment) uint8_t mine[kScratchBytes];
     work(mine);
   }
 };
@@ -97,7 +123,7 @@ Status workspace_size(const DecodeShape& shape, size_t* bytes) {
   *bytes = plan.num_tasks == 0
                ? 0
                : kWorkspaceAlignment + plan.workspace_bytes +
-                     sizeof(Scratch) * size_t(std::min<int64_t>(threads, plan.num_tasks));
+                     kScratchBytes * size_t(std::min<int64_t>(threads, plan.num_tasks));
   return {};
 }
 
@@ -122,12 +148,12 @@ Status sparse_mla_decode(const DecodeProblem& problem, Stream) {
   run.job.partial_out = reinterpret_cast<float*>(base + plan.partial_out_offset);
   run.job.partial_lse = reinterpret_cast<float*>(base + plan.partial_lse_offset);
   const int64_t workers = std::min<int64_t>(threads, plan.num_tasks);
-  const bool scratch_fits = room >= plan.workspace_bytes + sizeof(Scratch) * size_t(workers);
-  run.scratch = scratch_fits ? reinterpret_cast<Scratch*>(base + plan.workspace_bytes) : nullptr;
+  const bool scratch_fits = room >= plan.workspace_bytes + kScratchBytes * size_t(workers);
+  run.scratch = scratch_fits ? base + plan.workspace_bytes : nullptr;
 
   parallel_for(problem.executor, workers, [&](int64_t worker) {
     if (run.scratch != nullptr) {
-      run.work(run.scratch[worker]);
+      run.work(run.scratch + worker * int64_t(kScratchBytes));
     } else {
       run.work_on_stack();
     }
@@ -138,7 +164,7 @@ Status sparse_mla_decode(const DecodeProblem& problem, Stream) {
 
 const Engine kEngine = {
     "cpu",
-    "x86-64 (generic, avx2, avx512) or any (generic)",
+    "x86-64 (generic, avx2, avx512, amx) or any (generic)",
     DeviceType::kCpu,
     workspace_size,
     sparse_mla_decode,
