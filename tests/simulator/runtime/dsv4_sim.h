@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a program that is linked against the fake CUDA runtime may ask and tell it, beyond CUDA. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Options. Each can also be set by the environment, as DSV4_SIM_GPU and so on, read at the first
+ * call. gpu       H200 (default), B200, B300, RTX_PRO_6000 or GB10; several, with commas, are
+ * several devices schedule  eager (default), lazy or random: when asynchronous work completes seed
+ * of the random schedule budget    instructions that a warp runs before the next one check     1
+ * (default): reports of the checker fail the launch; report: they are only kept; 0: no checker
+ *   count     1: count opcodes, sectors and shared-memory wavefronts too
+ * Returns 0, or -1 for an unknown option or value. */
+int dsv4_sim_set(const char* option, const char* value);
+
+/* Why the last function that failed did; "" if none has. Kept until the next failure or reset. */
+const char* dsv4_sim_last_error(void);
+
+/* Forgets failures, also those that CUDA would never forget, counters, and texts. */
+void dsv4_sim_reset(void);
+
+/* Memory that was not allocated through CUDA but may be used as device memory. */
+void dsv4_sim_register_memory(const void* data, size_t bytes);
+void dsv4_sim_unregister_memory(const void* data);
+
+struct dsv4_sim_counters {
+  uint64_t launches, warp_instructions, lane_instructions;
+  uint64_t global_load_bytes, global_store_bytes; /* by ld, st, atom, red */
+  uint64_t cp_async_bytes, bulk_load_bytes, bulk_store_bytes, distributed_shared_bytes;
+  uint64_t sectors;                                         /* with count */
+  uint64_t shared_load_wavefronts, shared_store_wavefronts; /* with count */
+  uint64_t matrix_flop;
+  double matrix_cycles;
+};
+void dsv4_sim_last_launch(struct dsv4_sim_counters* counters);
+void dsv4_sim_all_launches(
+    struct dsv4_sim_counters* counters); /* since the start or the last reset */
+
+/* What launches reported, all together. */
+enum dsv4_sim_text_kind { DSV4_SIM_RACES, DSV4_SIM_UNANCHORED, DSV4_SIM_LINTS };
+size_t dsv4_sim_num_texts(enum dsv4_sim_text_kind kind);
+const char* dsv4_sim_text(enum dsv4_sim_text_kind kind, size_t index);
+
+#ifdef __cplusplus
+}
+#endif

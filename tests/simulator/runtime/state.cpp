@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/state.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+
+#include "memory.h"
+#include "runtime/dsv4_sim.h"
+
+namespace dsv4::simulator::cuda {
+namespace {
+
+constexpr const char* kOptions[] = {"gpu", "schedule", "seed", "budget", "check", "count"};
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+bool to_number(const std::string& text, uint64_t* value) {
+  char* end = nullptr;
+  *value = std::strtoull(text.c_str(), &end, 10);
+  return !text.empty() && *end == 0;
+}
+
+}  // namespace
+
+void refuse(cudaError_t code, const char* format, ...) {
+  char buffer[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof(buffer), format, arguments);
+  va_end(arguments);
+  throw Refusal{code, buffer};
+}
+
+State& state() {
+  // Never destroyed: the program's own destructors may still free memory.
+  static State* const instance = new State;
+  return *instance;
+}
+
+ThreadState& thread_state() {
+  static thread_local ThreadState instance;
+  return instance;
+}
+
+State::State() {
+  devices = {find_gpu_model("H200")};
+  for (const char* option : kOptions) {
+    std::string name = std::string("DSV4_SIM_") + option;
+    for (char& c : name) c = char(std::toupper(static_cast<unsigned char>(c)));
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr || *value == 0) continue;
+    if (const std::string problem = set(option, value); !problem.empty()) {
+      // There is no caller to tell, and going on would simulate something else than was asked for.
+      std::fprintf(stderr, "%s: %s\n", name.c_str(), problem.c_str());
+      std::abort();
+    }
+  }
+}
+
+std::string State::set(const std::string& option, const std::string& value) {
+  uint64_t number = 0;
+  if (option == "gpu") {
+    std::vector<const GpuModel*> found;
+    for (const std::string& key : split_at_commas(value)) {
+      found.push_back(find_gpu_model(key));
+      if (found.back() == nullptr) return "no GPU " + key + "; there are " + gpu_model_names();
+    }
+    devices = std::move(found);
+    for (auto& [function, kernel] : kernels) kernel.attributes.clear();
+    return "";
+  }
+  if (option == "schedule") {
+    if (value == "eager") {
+      options.async = AsyncMode::kEager;
+    } else if (value == "lazy") {
+      options.async = AsyncMode::kLazy;
+    } else if (value == "random") {
+      options.async = AsyncMode::kRandom;
+    } else {
+      return "expected eager, lazy or random, got " + value;
+    }
+    return "";
+  }
+  if (option == "check") {
+    if (value != "0" && value != "1" && value != "report")
+      return "expected 0, 1 or report, got " + value;
+    check = value == "0" ? Check::kOff : value == "1" ? Check::kFail : Check::kReport;
+    options.check = check != Check::kOff;
+    return "";
+  }
+  if (!to_number(value, &number)) return "expected a number, got " + value;
+  if (option == "seed") {
+    options.seed = number;
+  } else if (option == "budget") {
+    if (number == 0 || number > 1u << 30) return "expected a positive number, got " + value;
+    options.budget = int(number);
+  } else if (option == "count") {
+    options.count = number != 0;
+  } else {
+    return "unknown option " + option;
+  }
+  return "";
+}
+
+const GpuModel& gpu_of(int device) {
+  if (device < 0 || size_t(device) >= state().devices.size()) {
+    refuse(cudaErrorInvalidDevice, "there is no device %d", device);
+  }
+  return *state().devices[size_t(device)];
+}
+
+cudaError_t failed(cudaError_t code, const std::string& why) {
+  state().last_error = why;
+  return thread_state().last_error = code;
+}
+
+}  // namespace dsv4::simulator::cuda
+
+using namespace dsv4::simulator;
+using namespace dsv4::simulator::cuda;
+
+namespace {
+
+void summarise(const Counters& counters, uint64_t launches, dsv4_sim_counters* result) {
+  const WarpCounters total = counters.total();
+  *result = {};
+  result->launches = launches;
+  for (uint64_t count : total.instructions) result->warp_instructions += count;
+  result->lane_instructions = total.lane_instructions;
+  result->global_load_bytes = counters.global_load_bytes;
+  result->global_store_bytes = counters.global_store_bytes;
+  result->cp_async_bytes = counters.cp_async_bytes;
+  result->bulk_load_bytes = counters.bulk_load_bytes;
+  result->bulk_store_bytes = counters.bulk_store_bytes;
+  result->distributed_shared_bytes = counters.distributed_shared_bytes;
+  result->sectors = counters.sectors.size();
+  result->shared_load_wavefronts = total.shared_load_wavefronts;
+  result->shared_store_wavefronts = total.shared_store_wavefronts;
+  result->matrix_flop = counters.matrix_flop;
+  result->matrix_cycles = counters.matrix_cycles;
+}
+
+}  // namespace
+
+extern "C" {
+
+int dsv4_sim_set(const char* option, const char* value) {
+  std::lock_guard lock(state().mutex);
+  const std::string problem = state().set(option, value);
+  if (problem.empty()) return 0;
+  state().last_error = problem;
+  return -1;
+}
+
+const char* dsv4_sim_last_error(void) { return state().last_error.c_str(); }
+
+void dsv4_sim_reset(void) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.last_error.clear();
+  s.broken = cudaSuccess;
+  s.num_launches = 0;
+  s.last_launch = s.all_launches = {};
+  s.races.clear();
+  s.lints.clear();
+  s.unanchored.clear();
+  thread_state().last_error = cudaSuccess;
+}
+
+void dsv4_sim_register_memory(const void* data, size_t bytes) { register_memory(data, bytes); }
+void dsv4_sim_unregister_memory(const void* data) { unregister_memory(data); }
+
+void dsv4_sim_last_launch(dsv4_sim_counters* counters) {
+  std::lock_guard lock(state().mutex);
+  summarise(state().last_launch, state().num_launches > 0, counters);
+}
+
+void dsv4_sim_all_launches(dsv4_sim_counters* counters) {
+  std::lock_guard lock(state().mutex);
+  summarise(state().all_launches, state().num_launches, counters);
+}
+
+size_t dsv4_sim_num_texts(dsv4_sim_text_kind kind) {
+  std::lock_guard lock(state().mutex);
+  const State& s = state();
+  return kind == DSV4_SIM_RACES   ? s.races.size()
+         : kind == DSV4_SIM_LINTS ? s.lints.size()
+                                  : s.unanchored.size();
+}
+
+const char* dsv4_sim_text(dsv4_sim_text_kind kind, size_t index) {
+  std::lock_guard lock(state().mutex);
+  const State& s = state();
+  if (index >= dsv4_sim_num_texts(kind)) return nullptr;
+  if (kind == DSV4_SIM_UNANCHORED) return std::next(s.unanchored.begin(), long(index))->c_str();
+  return (kind == DSV4_SIM_RACES ? s.races : s.lints)[index].c_str();
+}
+
+}  // extern "C"
