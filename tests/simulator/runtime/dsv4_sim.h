@@ -8,13 +8,18 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
-/* Options. Each can also be set by the environment, as DSV4_SIM_GPU and so on, read at the first
- * call. gpu       H200 (default), B200, B300, RTX_PRO_6000 or GB10; several, with commas, are
- * several devices schedule  eager (default), lazy or random: when asynchronous work completes seed
- * of the random schedule budget    instructions that a warp runs before the next one check     1
- * (default): reports of the checker fail the launch; report: they are only kept; 0: no checker
- *   count     1: count opcodes, sectors and shared-memory wavefronts too
+/* Sets an option. Each can also be set by the environment, as DSV4_SIM_GPU and so on, read at the
+ * first call of any function.
+ * - gpu: H200 (default), B200, B300, RTX_PRO_6000 or GB10; several, with commas, are several
+ * devices
+ * - schedule: eager (default), lazy or random: when asynchronous work completes
+ * - seed: of the random schedule
+ * - budget: instructions that a warp runs before the next one
+ * - check: 1 (default): reports of the checker fail the launch; report: they are only kept; 0: no
+ *   checker
+ * - count: 1: count opcodes, sectors and shared-memory wavefronts too
  * Returns 0, or -1 for an unknown option or value. */
 int dsv4_sim_set(const char* option, const char* value);
 
@@ -46,6 +51,7 @@ enum dsv4_sim_text_kind { DSV4_SIM_RACES, DSV4_SIM_UNANCHORED, DSV4_SIM_LINTS };
 size_t dsv4_sim_num_texts(enum dsv4_sim_text_kind kind);
 const char* dsv4_sim_text(enum dsv4_sim_text_kind kind, size_t index);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
