@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -392,8 +393,8 @@ def test_other_instruction_sets(simd):
     if python("-c", "import dsv4; print(dsv4.build_info()['simd'])").stdout.strip() != simd:
         pytest.skip(f"this CPU has no {simd}")
     some = "test_grid and (h7 or h24 or h128) or test_one_slot or test_every_code or test_any_work"
-    done = python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", f"cpu and ({some})"
-    )
+    some += " or test_R5 or test_R6 or test_R18 or test_R22 or test_R23 or test_R24"
+    files = [__file__, str(Path(__file__).with_name("test_regressions.py"))]
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", f"cpu and ({some})")
     assert done.returncode == 0, done.stdout
     assert "tests that ran" in done.stdout

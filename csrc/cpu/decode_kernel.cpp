@@ -194,6 +194,7 @@ struct VectorKernel {
   static constexpr auto load_query = DSV4_SIMD::load_query;
   static constexpr auto multiply = DSV4_SIMD::multiply;
   static constexpr auto accumulate = DSV4_SIMD::accumulate;
+  static Float rounded(Float weight) { return weight; }
   static const float* out_of(Scratch& scratch, int head) { return scratch.out[head]; }
 };
 

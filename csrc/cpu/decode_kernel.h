@@ -26,6 +26,7 @@ struct alignas(64) Scratch {
   float out[kHeadBlock][kHeadDim];
   float row_max[kHeadBlock];
   float row_sum[kHeadBlock];
+  float used_sum[kHeadBlock];
 };
 
 // The same for tiles. Keys are bf16, which holds every key of every format exactly. "Paired" rows
@@ -44,6 +45,7 @@ struct alignas(64) TileScratch {
   float out[kHeadBlock][kHeadDim];  // dims in unpack's order
   float row_max[kHeadBlock];
   float row_sum[kHeadBlock];
+  float used_sum[kHeadBlock];
   float ordered[kHeadDim];  // one head's out, dims in their own order
 };
 

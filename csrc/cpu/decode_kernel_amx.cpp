@@ -55,12 +55,15 @@ void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// Two vectors of floats to bf16 in the low halves of words, nearest even; NaN stays NaN.
-Int to_bf16_words(Float x) {
+// To the nearest bf16, ties to even; NaN stays NaN.
+Float round_to_bf16(Float x) {
   const Int bits = as_int(x);
-  const Int rounded = bits + 0x7FFF + ((bits >> 16) & 1);
-  return ((x != x ? Int{} + 0x7FC00000 : rounded) >> 16) & 0xFFFF;
+  const Int rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & int32_t(0xFFFF0000);
+  return as_float(x != x ? Int{} + 0x7FC00000 : rounded);
 }
+
+// bf16 numbers as 16 bits, in the low halves of words.
+Int bf16_words(Float x) { return (as_int(x) >> 16) & 0xFFFF; }
 
 // 32 e4m3 values times 2^(code - 127) as bf16, exactly.
 void convert_e4m3(const uint8_t* data, int32_t code, uint8_t* out) {
@@ -170,9 +173,9 @@ void load_weights(int num_slots, int num_heads, TileScratch& scratch) {
       __m512i rows[16];
       for (int i = 0; i < kTileRows; ++i) {
         const int even = slot + 2 * i;
-        const Int low = even < num_slots ? to_bf16_words(load(&scratch.scores[even][head])) : Int{};
+        const Int low = even < num_slots ? bf16_words(load(&scratch.scores[even][head])) : Int{};
         const Int high =
-            even + 1 < num_slots ? to_bf16_words(load(&scratch.scores[even + 1][head])) : Int{};
+            even + 1 < num_slots ? bf16_words(load(&scratch.scores[even + 1][head])) : Int{};
         rows[i] = (__m512i)(low | (high << 16));
       }
       transpose(rows);
@@ -221,6 +224,7 @@ struct TileKernel {
   static constexpr auto load_query = DSV4_SIMD::load_query;
   static constexpr auto multiply = DSV4_SIMD::multiply;
   static constexpr auto accumulate = DSV4_SIMD::accumulate;
+  static Float rounded(Float weight) { return round_to_bf16(weight); }
   static const float* out_of(TileScratch& scratch, int head) {
     constexpr int kRun = 4;  // dims that unpack leaves together
     for (int group = 0; group < kHeadDim; group += kTileDims) {

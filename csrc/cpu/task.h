@@ -25,9 +25,9 @@ constexpr float kMaxFloat = 3.402823466e38f;
 // Turns scores into weights 2^(score - max - headroom) and keeps max and sum of each head. Where a
 // head's max moved, its sum and its output so far are scaled down; where it did not, the factor is
 // exactly 1.
-template <class AnyScratch>
-void softmax(AnyScratch& scratch, int num_slots, int num_heads, float scale, float headroom,
-             bool first) {
+template <class Kernel>
+void softmax(typename Kernel::Storage& scratch, int num_slots, int num_heads, float scale,
+             float headroom, bool first) {
   for (int head = 0; head < num_heads; head += kLanes) {
     Float tile_max = broadcast(-kMaxFloat);
     for (int slot = 0; slot < num_slots; ++slot) {
@@ -42,14 +42,20 @@ void softmax(AnyScratch& scratch, int num_slots, int num_heads, float scale, flo
     const Float old_max = first ? tile_max : load(&scratch.row_max[head]);
     const Float new_max = max(old_max, tile_max);
     const Float factor = exp2(old_max - new_max);
+    // Two sums: of the weights, for lse; and of what accumulate makes of them, which the row is
+    // divided by, so that equal keys come out as they went in.
     Float sum = first ? Float{} : load(&scratch.row_sum[head]) * factor;
+    Float used_sum = first ? Float{} : load(&scratch.used_sum[head]) * factor;
     for (int slot = 0; slot < num_slots; ++slot) {
       const Float weight = exp2(load(&scratch.scores[slot][head]) - new_max - headroom);
-      store(&scratch.scores[slot][head], weight);
+      const Float used = Kernel::rounded(weight);
+      store(&scratch.scores[slot][head], used);
       sum += weight;
+      used_sum += used;
     }
     store(&scratch.row_max[head], new_max);
     store(&scratch.row_sum[head], sum);
+    store(&scratch.used_sum[head], used_sum);
     for (int i = 0; i < kLanes && head + i < num_heads; ++i) {
       if (first || factor[i] == 1.0f) continue;
       float* out = scratch.out[head + i];
@@ -92,11 +98,12 @@ void finish_part(const DecodeJob& job, int64_t row, int64_t split, int64_t head,
   for (int d = 0; d < kHeadDim; d += kLanes) store(out + d, load(sum_of_keys + d) * share);
 }
 
-// Storage of a kernel: scores [slots][kHeadBlock], row_max and row_sum [kHeadBlock], out
+// Storage of a kernel: scores [slots][kHeadBlock], row_max, row_sum and used_sum [kHeadBlock], out
 // [heads][512] and what its own functions need:
 //   load_query   query heads of the task, in the kernel's own layout
 //   multiply     scores of a tile of slots
 //   accumulate   out += weights . keys of that tile
+//   rounded      weights as accumulate uses them
 //   out_of       out of one head, dims in order
 template <class Kernel>
 void run(const DecodeJob& job, int64_t task, typename Kernel::Storage& scratch) {
@@ -124,22 +131,23 @@ void run(const DecodeJob& job, int64_t task, typename Kernel::Storage& scratch) 
     const int num_next = cursor.next(tiles[(tile + 1) % 2]);
     prefetch(tiles[(tile + 1) % 2], num_next, problem.kv_format);
     Kernel::multiply(problem.kv_format, slots, num_slots, num_heads, scratch);
-    softmax(scratch, num_slots, num_heads, scale, float(headroom), tile == 0);
+    softmax<Kernel>(scratch, num_slots, num_heads, scale, float(headroom), tile == 0);
     Kernel::accumulate(problem.kv_format, slots, num_slots, num_heads, scratch, tile == 0);
     num_slots = num_next;
   }
 
   for (int head = 0; head < num_heads; ++head) {
-    const float weight_sum = empty ? 0.0f : scratch.row_sum[head];
+    const float used_sum = empty ? 0.0f : scratch.used_sum[head];
     const float lse =
         empty ? -kInfinity
-              : (scratch.row_max[head] + float(headroom) + __builtin_log2f(weight_sum)) * kLn2;
+              : (scratch.row_max[head] + float(headroom) + __builtin_log2f(scratch.row_sum[head])) *
+                    kLn2;
     if (job.plan.num_splits == 1) {
-      finish_row(problem, row, first_head + head, Kernel::out_of(scratch, head), weight_sum, lse,
+      finish_row(problem, row, first_head + head, Kernel::out_of(scratch, head), used_sum, lse,
                  empty);
     } else {
-      finish_part(job, row, split, first_head + head, Kernel::out_of(scratch, head), weight_sum,
-                  lse, empty);
+      finish_part(job, row, split, first_head + head, Kernel::out_of(scratch, head), used_sum, lse,
+                  empty);
     }
   }
 }
