@@ -53,8 +53,10 @@ SimdChoice choose_simd() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  // The grant holds for the whole process, so it is not asked for when something else is wanted.
+  const bool may_use_tiles = wanted == nullptr || std::strcmp(wanted, "amx") == 0;
   const SimdChoice choices[] = {
-      {"amx", amx::run_task, has_avx512 && has_tiles()},
+      {"amx", amx::run_task, has_avx512 && may_use_tiles && has_tiles()},
       {"avx512", avx512::run_task, has_avx512},
       {"avx2", avx2::run_task, has_avx2},
       {"generic", generic::run_task, true},
