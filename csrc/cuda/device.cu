@@ -8,9 +8,6 @@
 namespace dsv4 {
 namespace {
 
-// A machine has 16 GPUs at most today.
-constexpr int kMaxGpus = 64;
-
 constexpr int version_major(int cuda_version) { return cuda_version / 1000; }
 constexpr int version_minor(int cuda_version) { return cuda_version % 1000 / 10; }
 

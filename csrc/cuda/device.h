@@ -11,6 +11,9 @@
 
 namespace dsv4 {
 
+// GPUs beyond this number are not seen. A machine has 16 at most today.
+inline constexpr int kMaxGpus = 64;
+
 struct GpuInfo {
   bool present = false;
   int major = 0;  // compute capability

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/schedule.h"
+
+#include <algorithm>
+
+#include "combine/parts.h"
+#include "dsv4/kv_format.h"
+
+namespace dsv4 {
+namespace {
+
+constexpr size_t kAlignment = 128;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+size_t align_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void lay_out(const ScheduleInput& input, Schedule& schedule) {
+  const size_t parts = size_t(kPlacesPerBlock) * schedule.num_shares * input.heads;
+  schedule.partial_lse_offset = align_up(parts * kHeadDim * sizeof(float));
+  schedule.row_parts_offset = schedule.partial_lse_offset + align_up(parts * sizeof(float));
+  schedule.workspace_bytes =
+      schedule.row_parts_offset + align_up(size_t(input.rows) * sizeof(RowParts));
+}
+
+}  // namespace
+
+Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
+                       size_t workspace_bytes) {
+  Schedule best;
+  double best_time = 0;
+  const auto consider = [&](const Schedule& schedule, double time) {
+    if (best.head_tile != 0 && time >= best_time) return;
+    best = schedule;
+    best_time = time;
+  };
+
+  for (int tile = 0; tile < costs.num_tiles; ++tile) {
+    Schedule schedule;
+    schedule.unit_slots = costs.unit_slots[tile];
+    const int64_t units = std::max<int64_t>(1, divide_up(input.slots, schedule.unit_slots));
+    schedule.head_tile = costs.head_tile[tile];
+    schedule.num_head_tiles = int32_t(divide_up(input.heads, schedule.head_tile));
+    const int64_t max_shares = std::max<int64_t>(1, input.blocks / schedule.num_head_tiles);
+    const double unit = costs.unit[tile];
+
+    schedule.num_shares = int32_t(std::clamp<int64_t>(input.rows, 1, max_shares));
+    consider(schedule, double(divide_up(input.rows, schedule.num_shares)) *
+                           (double(units) * unit + costs.row));
+
+    if (input.batch_invariant || input.rows > kMaxBalancedRows) continue;
+    schedule.balanced = true;
+    const int64_t all_units = input.rows * units;
+    if ((all_units + 1) * (max_shares + 1) > UINT32_MAX) continue;
+    // The smallest shares that the blocks allow, and larger ones up to a row.
+    const int64_t smallest = divide_up(all_units, max_shares);
+    for (int64_t share = smallest; share <= std::max(smallest, units); ++share) {
+      schedule.num_shares = int32_t(divide_up(all_units, share));
+      lay_out(input, schedule);
+      if (schedule.workspace_bytes > workspace_bytes) continue;
+      const double rows_per_share = double(divide_up(share, units));
+      const double parts_per_row = double(schedule.num_shares) / double(input.rows) + 1;
+      consider(schedule, double(share) * unit + rows_per_share * costs.row + costs.combine +
+                             parts_per_row * costs.combine_part);
+    }
+  }
+  return best;
+}
+
+}  // namespace dsv4

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which block of a GPU engine decodes what. The plan follows from shapes alone; where a block's
+// share begins and ends follows from the rows' real lengths, which each block reads for itself.
+//
+//   heads are cut into tiles; the blocks of one tile are numbered 0 .. num_shares-1
+//   whole rows   block i decodes the rows i, i + num_shares, ...
+//   balanced     all rows stand in a line, cut into units of unit_slots slots (an empty row is one
+//                unit); block i decodes the units [i U / n, (i + 1) U / n) of the U there are, with
+//                n = min(num_shares, U). A row that is cut leaves partial results, and a combine
+//                follows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dsv4 {
+
+struct Schedule {
+  int32_t num_shares = 1;
+  int32_t num_head_tiles = 1;
+  int32_t head_tile = 0;  // heads of a block
+  int32_t unit_slots = 0;
+  bool balanced = false;
+
+  // Workspace of a balanced schedule, in bytes from its start: partial outputs
+  // [2 num_shares, heads, 512] float, then their lse [2 num_shares, heads] float (base 2), then
+  // RowParts [rows].
+  size_t partial_lse_offset = 0;
+  size_t row_parts_offset = 0;
+  size_t workspace_bytes = 0;
+};
+
+// Times of an engine on its GPU, in any one unit, from its measured.md: they only choose between
+// schedules.
+struct EngineCosts {
+  int32_t num_tiles;      // of the next three
+  int32_t head_tile[2];   // heads a block may serve
+  int32_t unit_slots[2];  // slots of one step of the kernel's loop
+  double unit[2];         // one step
+  double row;             // first loads and last stores of a row
+  double combine;         // a combine kernel
+  double combine_part;    // and each part of a row in it
+};
+
+struct ScheduleInput {
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t slots = 0;             // width of both segments together
+  int64_t blocks = 1;            // that run at a time
+  bool batch_invariant = false;  // whole rows only
+};
+
+// Beyond this many rows a block does not look for its share, and whole rows balance well.
+inline constexpr int64_t kMaxBalancedRows = 1024;
+
+// The schedule that should be fastest, given `workspace_bytes` for partial results.
+Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
+                       size_t workspace_bytes);
+
+}  // namespace dsv4

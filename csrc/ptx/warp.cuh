@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warps: meeting, reducing, dividing the registers of a block.
+#pragma once
+
+#include <cstdint>
+
+namespace dsv4::ptx {
+
+// Meeting of `kThreads` threads of a block at barrier `kBarrier`, 1 to 15; 0 is __syncthreads().
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ void sync_threads() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
+
+// A value of which the compiler knows nothing: what follows from it is computed where it is needed,
+// and not kept in registers across a loop.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#miscellaneous-instructions-setmaxnreg
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace dsv4::ptx
