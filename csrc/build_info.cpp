@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // build_info(): what this library is and can use here, as JSON.
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "cpu/engine.h"
@@ -19,6 +21,23 @@ std::string quoted(const char* text) {
   return result + '"';
 }
 
+// Why this machine has nothing for an engine to run on; empty if it has.
+std::string why_not_usable(const Engine& engine, const std::string& why_no_gpu) {
+  if (engine.serves == nullptr) return "";
+  GpuInfo gpu;
+  const int num_gpus = gpu_count(nullptr, 0);
+  for (int i = 0; i < num_gpus; ++i) {
+    if (gpu_info(i, &gpu) && engine.serves(gpu)) return "";
+  }
+  return num_gpus == 0 ? why_no_gpu : "it serves no GPU of this machine";
+}
+
+std::string describe(const Engine& engine, const std::string& why_not) {
+  return "{\"name\": " + quoted(engine.name) + ", \"targets\": " + quoted(engine.targets) +
+         ", \"usable\": " + (why_not.empty() ? "true" : "false") +
+         ", \"reason\": " + quoted(why_not.c_str()) + "}";
+}
+
 std::string describe() {
   char reason[256] = {};
   const int num_gpus = gpu_count(reason, sizeof(reason));
@@ -32,9 +51,10 @@ std::string describe() {
   }
   std::string list;
   for (const Engine* engine : engines()) {
+    std::string why_not = why_not_usable(*engine, reason);
+    if (engine->device_type == DeviceType::kCpu) why_not = find_cpu_engine(&engine).message;
     if (!list.empty()) list += ", ";
-    list += "{\"name\": " + quoted(engine->name) + ", \"targets\": " + quoted(engine->targets) +
-            ", \"usable\": true, \"reason\": \"\"}";
+    list += describe(*engine, why_not);
   }
   return std::string("{\"version\": ") + quoted(DSV4_VERSION) +
          ", \"compiler\": " + quoted(__VERSION__) +
@@ -47,9 +67,12 @@ std::string describe() {
 }  // namespace
 
 const char* build_info() {
-  // Never destroyed: the answer stays valid until the process ends.
-  static const std::string* text = new std::string(describe());
-  return text->c_str();
+  // Answers stay valid until the process ends, so none is ever destroyed. There is one, unless
+  // something else comes to serve the CPU.
+  static std::mutex mutex;
+  static auto* const answers = new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return answers->insert(describe()).first->c_str();
 }
 
 }  // namespace dsv4

@@ -6,13 +6,22 @@
 #include "cpu/engine.h"
 #include "cuda/device.h"
 #include "status.h"
+#if defined(DSV4_WITH_CUDA)
+#include "sm120/engine.h"
+#endif
 
 namespace dsv4 {
 namespace {
 
-constexpr const Engine* kEngines[] = {&cpu::kEngine};
+// Best first: where several serve a GPU, the first of them does.
+constexpr const Engine* kEngines[] = {
+#if defined(DSV4_WITH_CUDA)
+    &sm120::kEngine,
+#endif
+    &cpu::kEngine,
+};
 
-// "cpu, sm90, sm120" of this build.
+// "sm120, cpu" of this build.
 void engine_names(char* text, size_t size) {
   size_t used = 0;
   text[0] = '\0';
@@ -29,10 +38,7 @@ void engine_names(char* text, size_t size) {
 EngineList engines() { return {std::begin(kEngines), std::end(kEngines)}; }
 
 Status find_engine(const Device& device, const Engine** engine) {
-  if (device.type == DeviceType::kCpu) {
-    *engine = &cpu::kEngine;
-    return {};
-  }
+  if (device.type == DeviceType::kCpu) return find_cpu_engine(engine);
   char names[128];
   engine_names(names, sizeof(names));
   char reason[256] = {};
@@ -48,11 +54,22 @@ Status find_engine(const Device& device, const Engine** engine) {
     DSV4_FAIL(kInvalidValue, "device: expected a CUDA ordinal in [0, %d), got %d", num_gpus,
               device.index);
   }
+  return find_gpu_engine(gpu, device.index, engine);
+}
+
+Status find_gpu_engine(const GpuInfo& gpu, int index, const Engine** engine) {
+  for (const Engine* one : kEngines) {
+    if (one->serves == nullptr || !one->serves(gpu)) continue;
+    *engine = one;
+    return {};
+  }
+  char names[128];
+  engine_names(names, sizeof(names));
   DSV4_FAIL(kUnsupported,
             "device cuda:%d: no engine for %s (sm_%d%d). This build holds: %s. Hint: move the "
             "tensors to the CPU, or "
             "install a build that names sm_%d%d in build_info()",
-            device.index, gpu.name, gpu.major, gpu.minor, names, gpu.major, gpu.minor);
+            index, gpu.name, gpu.major, gpu.minor, names, gpu.major, gpu.minor);
 }
 
 }  // namespace dsv4

@@ -2,6 +2,7 @@
 // The engines of this build: one table, asked in order.
 #pragma once
 
+#include "cuda/device.h"
 #include "dsv4/dsv4.h"
 
 namespace dsv4 {
@@ -11,6 +12,7 @@ struct Engine {
   const char* name;     // as build_info() and errors print it
   const char* targets;  // GPU targets it was compiled for, or instruction sets
   DeviceType device_type;
+  bool (*serves)(const GpuInfo&);  // whether its code runs on a GPU; null for the CPU
 
   Status (*workspace_size)(const DecodeShape&, size_t* bytes);
   Status (*sparse_mla_decode)(const DecodeProblem&, Stream);
@@ -23,6 +25,13 @@ struct Engine {
 
 // The engine that serves a device, or why there is none.
 Status find_engine(const Device& device, const Engine** engine);
+
+// The same for a GPU that has been looked at, `index` being its CUDA ordinal.
+Status find_gpu_engine(const GpuInfo& gpu, int index, const Engine** engine);
+
+// The same for the CPU. In a file of its own, for which the tests link another: there an engine
+// for GPUs may serve the CPU, by simulating one.
+Status find_cpu_engine(const Engine** engine);
 
 // Every engine of this build.
 struct EngineList {

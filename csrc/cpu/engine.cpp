@@ -168,6 +168,7 @@ const Engine kEngine = {
     "cpu",
     "x86-64 (generic, avx2, avx512, amx) or any (generic)",
     DeviceType::kCpu,
+    nullptr,
     workspace_size,
     sparse_mla_decode,
     merge_states,

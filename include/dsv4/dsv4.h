@@ -191,7 +191,7 @@ DSV4_API Status supports(const DecodeProblem& problem);
 // splits):
 //   weight_i = exp(lse_i) / sum exp(lse),  out = scale2 * sum_i weight_i out_i * (sinks applied
 //   once)
-// Partials with lse = -inf or +inf hold no slot; their out is not read.
+// Partials with lse = -inf or +inf hold no slot; their out may hold anything, NaN too.
 struct MergeProblem {
   Device device;
   int64_t num_states = 0;
