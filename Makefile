@@ -6,6 +6,9 @@ PYTHON ?= python3
 # More settings for CMake, such as CMAKE_ARGS=-DDSV4_CUDA=OFF.
 CMAKE_ARGS ?=
 PYTEST_ARGS ?=
+# GPU engines to test in the simulator: names, separated by commas, or "all". Empty: every case once
+# for each engine of the library.
+SIM_ENGINES ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +17,7 @@ CUDA_REQUIREMENT := cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]==13.0.2
 # All that builds into python/dsv4 shares its settings, so that no target undoes another's build.
 NATIVE_ARGS := -DDSV4_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help demo test bench wheel lint format sanitize clean build native
+.PHONY: help demo test simtest bench wheel lint format sanitize clean build native
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -27,6 +30,20 @@ demo: build  ## Set up, build, and decode on what this machine has
 
 test: build  ## Set up, build, and run all tests; PYTEST_ARGS=... goes to pytest
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(SIMULATED_TESTS)
+
+simtest: build  ## Run the tests of engines on simulated GPUs; SIM_ENGINES=sim-sm120 chooses
+	@$(SIMULATED_TESTS)
+
+# Where there is no CUDA compiler, nothing can be simulated.
+define SIMULATED_TESTS
+if grep -qs dsv4_simulated build/native/build.ninja; then \
+  DSV4_LIBRARY_DIR=build/native/simulated \
+    $(BIN)/python -m pytest --engines='$(SIM_ENGINES)' $(PYTEST_ARGS); \
+else \
+  echo "no tests on simulated GPUs: this build has no GPU engines"; \
+fi
+endef
 
 bench: build  ## Set up, build, and run the benchmarks
 	@$(BIN)/python benchmarks/bench_import.py

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import dsv4
+import simulated
 from dsv4 import reference
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -133,7 +134,9 @@ def fill(cache, slots, layout="HND", *, loc=0.0, spread=1.0):
         return
     data, scales = views
     exponents = torch.randint(-8, -4, (count, 7), device=device)
-    units = torch.ldexp(values[:, :448], -exponents.repeat_interleave(64, 1)).clamp(-448, 448)
+    # Not torch.ldexp, which works on the current device whatever that of its arguments is.
+    powers = ((127 - exponents) << 23).to(torch.int32).view(torch.float32)
+    units = (values[:, :448] * powers.repeat_interleave(64, 1)).clamp(-448, 448)
     rope = values[:, 448:].to(torch.bfloat16).view(torch.uint8)
     nope = units.to(torch.float8_e4m3fn).view(torch.uint8)
     data[page, at] = torch.cat([nope, rope], 1)
@@ -236,6 +239,18 @@ class Problem:
         return self.query.shape[:-2].numel()
 
     @property
+    def segments(self):
+        return [segment for segment in (self.swa, self.compressed) if segment is not None]
+
+    @property
+    def widths(self):
+        """Slots a row of each table."""
+        return [
+            s.indices.shape[-1] * (page_size_of(s.cache, self.layout) if s.page_table else 1)
+            for s in self.segments
+        ]
+
+    @property
     def kv_layout(self):
         return "NHD" if self.layout == "NHD" else "HND"
 
@@ -243,9 +258,7 @@ class Problem:
         """The seven tensors of reference.decode."""
         query = self.query.reshape(-1, *self.query.shape[-2:])
         parts = []
-        for segment in (self.swa, self.compressed):
-            if segment is None:
-                continue
+        for segment in self.segments:
             table = segment.indices.reshape(self.rows, -1)
             if segment.page_table:
                 table = reference.page_slots(table, page_size_of(segment.cache, self.layout))
@@ -540,6 +553,7 @@ def run(problem, *, door="op", workspace="best", strided=True, threads=None, **o
     door: "op" for torch.ops.dsv4.sparse_mla_decode.out, "front" for the FlashInfer-named function.
     workspace: "best", "none", or a number of bytes. threads: CPU threads, for more parts a row.
     """
+    simulated.skip_if_too_long(problem.rows, problem.query.shape[-2], sum(problem.widths))
     out, lse, assert_margins_untouched = outputs(problem, strided=strided)
     options = {_OP_NAMES.get(name, name): value for name, value in options.items()}
     with num_threads(threads):
@@ -597,13 +611,8 @@ def workspace_for(problem, workspace="best", batch_invariant=False):
     if workspace == "none":
         workspace = 0
     elif workspace == "best":
-        segments = [s for s in (problem.swa, problem.compressed) if s is not None]
-        widths = [
-            s.indices.shape[-1] * (page_size_of(s.cache, problem.layout) if s.page_table else 1)
-            for s in segments
-        ]
         workspace = dsv4.workspace_size(
-            problem.rows, problem.query.shape[-2], *widths, device=problem.query.device,
+            problem.rows, problem.query.shape[-2], *problem.widths, device=problem.query.device,
             batch_invariant=batch_invariant,
         )  # fmt: skip
     return Workspace(workspace, problem.query.device)

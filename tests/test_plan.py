@@ -50,6 +50,68 @@ def test_a_plan_covers_its_work(args):
         assert plan.num_splits == 1
 
 
+@st.composite
+def schedule_args(draw):
+    return dict(
+        rows=draw(st.integers(1, 3000)),
+        heads=draw(st.integers(1, 300)),
+        slots=draw(st.integers(0, 9000)),
+        blocks=draw(st.integers(1, 200)),
+        batch_invariant=draw(st.booleans()),
+        workspace_bytes=draw(st.one_of(st.none(), st.integers(0, 1 << 26))),
+    )
+
+
+@plans
+@given(args=schedule_args())
+def test_a_schedule_fills_no_more_than_the_gpu(args):
+    schedule = host.make_schedule(**args)
+    assert schedule.num_head_tiles == -(-args["heads"] // schedule.head_tile)
+    # One round of blocks, unless there are more tiles of heads than blocks.
+    blocks = schedule.num_shares * schedule.num_head_tiles
+    assert blocks <= max(args["blocks"], schedule.num_head_tiles)
+    if not schedule.balanced:
+        assert 1 <= schedule.num_shares <= args["rows"]
+        return
+    units = max(1, -(-args["slots"] // schedule.unit_slots))
+    assert schedule.num_shares <= args["rows"] * units
+    assert not args["batch_invariant"]
+    # Kernels multiply shares by units in 32 bits.
+    assert (args["rows"] * units + 1) * (schedule.num_shares + 1) < 2**32
+
+
+@plans
+@given(args=schedule_args())
+def test_a_schedule_fits_the_workspace(args):
+    schedule = host.make_schedule(**args)
+    if not schedule.balanced:
+        return
+    if args["workspace_bytes"] is not None:
+        assert schedule.workspace_bytes <= args["workspace_bytes"]
+    parts = 2 * schedule.num_shares * args["heads"]
+    assert schedule.partial_lse_offset >= parts * 512 * 4
+    assert schedule.row_parts_offset >= schedule.partial_lse_offset + parts * 4
+    assert schedule.workspace_bytes >= schedule.row_parts_offset + args["rows"] * 8
+    assert schedule.partial_lse_offset % 16 == schedule.row_parts_offset % 16 == 0
+
+
+def test_schedules_of_known_shapes():
+    """On 132 SMs: one long row is cut, 128 rows are not; without workspace, nothing is."""
+    one = host.make_schedule(rows=1, heads=16, slots=1152, blocks=132)
+    assert one.balanced
+    assert one.num_shares > 8
+    many = host.make_schedule(rows=128, heads=16, slots=1152, blocks=132)
+    assert not many.balanced
+    assert many.num_shares == 128
+    none = host.make_schedule(rows=1, heads=16, slots=1152, blocks=132, workspace_bytes=0)
+    assert not none.balanced
+    # Rows that fill the GPU one and a half times are cut, so that no block has two while others
+    # have one.
+    uneven = host.make_schedule(rows=140, heads=16, slots=1152, blocks=132)
+    assert uneven.balanced
+    assert uneven.num_shares > 120
+
+
 @plans
 @given(args=plan_args())
 def test_partial_results_fit_the_workspace_and_do_not_overlap(args):
@@ -192,11 +254,39 @@ def test_decode_through_the_cpp_api():
     assert host.decode_on(False, 0, 0) == "heads: expected 1 or more, got 0"
 
 
+def has_gpu_engines():
+    return len(json.loads(host.build_info())["engines"]) > 1
+
+
 def test_a_device_that_is_not_there():
     beyond = torch.cuda.device_count()
     message = host.decode_on(True, beyond, 4)
     assert message.startswith("device")
     assert f"{beyond}" in message
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)])
+def test_the_engine_of_a_gpu(capability):
+    if not has_gpu_engines():
+        pytest.skip("this build has no GPU engines")
+    assert host.engine_for(*capability, "some GPU") == "sm120"
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 1), (11, 0), (13, 0)])
+def test_a_gpu_without_an_engine(capability):
+    names = ", ".join(engine["name"] for engine in json.loads(host.build_info())["engines"])
+    sm = "sm_{}{}".format(*capability)
+    assert host.engine_for(*capability, "Some GPU") == (
+        f"device cuda:0: no engine for Some GPU ({sm}). This build holds: {names}. Hint: move the "
+        f"tensors to the CPU, or install a build that names {sm} in build_info()"
+    )
+
+
+def test_gpu_engines_are_usable_where_a_gpu_is():
+    info = json.loads(host.build_info())
+    for engine in info["engines"]:
+        if engine["name"] != "cpu" and not info["gpus"]:
+            assert (engine["usable"], engine["reason"]) == (False, info["gpu_reason"])
 
 
 def test_build_info_is_json():

@@ -57,8 +57,8 @@ def dequantise(cache: Tensor, kv_layout: str = "HND") -> Tensor:
     data = raw[:, :scales_at].reshape(pages * page_size, -1)
     scale_bits = raw[:, scales_at:].reshape(pages * page_size, -1)[:, : NOPE_DIM // QUANT_GROUP]
 
-    one = torch.ones_like(scale_bits, dtype=torch.float64)
-    scales = torch.ldexp(one, scale_bits.int() - SCALE_EXPONENT_BIAS)
+    # Powers of two by their bits: torch.ldexp works on the current device, not on its arguments'.
+    scales = ((scale_bits.long() - SCALE_EXPONENT_BIAS + 1023) << 52).view(torch.float64)
     scales = scales.masked_fill(scale_bits == 0xFF, math.nan).repeat_interleave(QUANT_GROUP, dim=1)
     nope = data[:, :NOPE_DIM].contiguous().view(torch.float8_e4m3fn).double()
     rope = data[:, NOPE_DIM:].contiguous().view(torch.bfloat16).double()

@@ -5,12 +5,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdio>
 #include <limits>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/schedule.h"
 #include "dsv4/dsv4.h"
 #include "engines.h"
 #include "plan.h"
@@ -72,9 +74,45 @@ std::string decode_on(bool cuda, int32_t index, int64_t heads) {
   return dsv4::sparse_mla_decode(problem).message;
 }
 
+dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t blocks,
+                             bool batch_invariant, std::optional<size_t> workspace_bytes) {
+  dsv4::ScheduleInput input;
+  input.rows = rows;
+  input.heads = heads;
+  input.slots = slots;
+  input.blocks = blocks;
+  input.batch_invariant = batch_invariant;
+  const dsv4::EngineCosts costs{2, {16, 32}, {64, 48}, {1.7, 2.0}, 3.5, 3.0, 0.1};
+  return dsv4::make_schedule(input, costs, workspace_bytes.value_or(SIZE_MAX));
+}
+
+// Name of the engine that serves a GPU, or the status message.
+std::string engine_for(int major, int minor, const std::string& gpu_name) {
+  dsv4::GpuInfo gpu;
+  gpu.present = true;
+  gpu.major = major;
+  gpu.minor = minor;
+  std::snprintf(gpu.name, sizeof(gpu.name), "%s", gpu_name.c_str());
+  const dsv4::Engine* engine;
+  const dsv4::Status status = dsv4::find_gpu_engine(gpu, 0, &engine);
+  return status.ok() ? engine->name : status.message;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(dsv4_host_tests, m) {
+  py::class_<dsv4::Schedule>(m, "Schedule")
+      .def_readonly("num_shares", &dsv4::Schedule::num_shares)
+      .def_readonly("num_head_tiles", &dsv4::Schedule::num_head_tiles)
+      .def_readonly("head_tile", &dsv4::Schedule::head_tile)
+      .def_readonly("unit_slots", &dsv4::Schedule::unit_slots)
+      .def_readonly("balanced", &dsv4::Schedule::balanced)
+      .def_readonly("partial_lse_offset", &dsv4::Schedule::partial_lse_offset)
+      .def_readonly("row_parts_offset", &dsv4::Schedule::row_parts_offset)
+      .def_readonly("workspace_bytes", &dsv4::Schedule::workspace_bytes);
+  m.def("make_schedule", &make_schedule, py::kw_only(), py::arg("rows"), py::arg("heads"),
+        py::arg("slots"), py::arg("blocks"), py::arg("batch_invariant") = false,
+        py::arg("workspace_bytes") = py::none());
   py::class_<dsv4::Plan>(m, "Plan")
       .def_readonly("head_block", &dsv4::Plan::head_block)
       .def_readonly("num_head_blocks", &dsv4::Plan::num_head_blocks)
@@ -93,6 +131,7 @@ PYBIND11_MODULE(dsv4_host_tests, m) {
         py::kw_only(), py::arg("rows_per_value") = 1, py::arg("subtract") = 0,
         py::arg("causal") = false, py::arg("row_offsets") = py::none());
   m.def("decode_on", &decode_on, py::arg("cuda"), py::arg("index"), py::arg("heads"));
+  m.def("engine_for", &engine_for, py::arg("major"), py::arg("minor"), py::arg("gpu_name"));
   m.def("build_info", &dsv4::build_info);
   m.def("page_bytes", &dsv4::PackedPage::page_bytes);
   m.def("data_offset", &dsv4::PackedPage::data_offset);

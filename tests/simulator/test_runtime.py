@@ -178,11 +178,27 @@ def test_several_gpus(program):
     ]
 
 
-def test_unknown_options_are_refused(program):
-    names = {**os.environ, "DSV4_SIM_GPU": "H300"}
+def test_slices(program):
+    printed = lines(program, "gpu", gpu="B200:3,B200")
+    assert [line for line in printed if " SMs " in line] == [
+        "NVIDIA B200 10.0 3 SMs 232448 bytes",
+        "NVIDIA B200 10.0 148 SMs 232448 bytes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ("H300", "no GPU H300; there are H200, B200"),
+        ("H200:133", "expected 1 to 132 SMs, got H200:133"),
+        ("H200:", "expected 1 to 132 SMs, got H200:"),
+    ],
+)
+def test_unknown_options_are_refused(program, gpu, why):
+    names = {**os.environ, "DSV4_SIM_GPU": gpu}
     run = subprocess.run([program, "launches"], capture_output=True, text=True, env=names)
     assert run.returncode != 0
-    assert "DSV4_SIM_GPU: no GPU H300; there are H200, B200" in run.stderr
+    assert f"DSV4_SIM_GPU: {why}" in run.stderr
 
 
 WRONG_CALLS = """\

@@ -13,7 +13,7 @@ extern "C" {
 /* Sets an option. Each can also be set by the environment, as DSV4_SIM_GPU and so on, read at the
  * first call of any function.
  * - gpu: H200 (default), B200, B300, RTX_PRO_6000 or GB10; several, with commas, are several
- * devices
+ * devices; H200:3 is a slice of one with 3 SMs
  * - schedule: eager (default), lazy or random: when asynchronous work completes
  * - seed: of the random schedule
  * - budget: instructions that a warp runs before the next one

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels: from the address of a host function to a run in the simulator, with the limits of the
 // GPU.
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "runtime/state.h"
@@ -91,6 +94,15 @@ void append(std::vector<std::string>& all, const Container& more) {
   }
 }
 
+// The name as it stands in the source, with its types.
+std::string demangled(const std::string& name) {
+  int status = 0;
+  char* const text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  const std::string result = text != nullptr ? text : name;
+  std::free(text);
+  return result;
+}
+
 // Errors of the simulator, and reports of the checker if they are to count as errors, break the
 // device.
 void run_kernel(const Program& program, const LaunchShape& shape,
@@ -102,7 +114,7 @@ void run_kernel(const Program& program, const LaunchShape& shape,
   try {
     result = run(program, shape, parameters.data(), options);
   } catch (const Error& error) {
-    throw Error(program.function->name + ": " + error.what());
+    throw Error(demangled(program.function->name) + ": " + error.what());
   }
   last_writes(request.stream) = result.writes;
   ++s.num_launches;
@@ -112,7 +124,7 @@ void run_kernel(const Program& program, const LaunchShape& shape,
   append(s.lints, result.lints);
   s.unanchored.insert(result.unanchored.begin(), result.unanchored.end());
   if (result.races.empty() || s.check != Check::kFail) return;
-  std::string report = program.function->name + ": the checker reports:";
+  std::string report = demangled(program.function->name) + ": the checker reports:";
   for (const std::string& race : result.races) report += "\n" + race;
   throw Error(report);
 }
@@ -155,6 +167,7 @@ const Program& program_of(Kernel& kernel, int device) {
 void launch(LaunchRequest request) {
   Kernel& kernel = kernel_of(request.function);
   const int device = thread_state().device;
+  expect_stream_of_current_device(request.stream);
   const Program& program = program_of(kernel, device);
   const Kernel::Attributes& attributes = kernel.attributes[device];
   try {

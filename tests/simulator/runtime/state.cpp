@@ -74,8 +74,19 @@ std::string State::set(const std::string& option, const std::string& value) {
   if (option == "gpu") {
     std::vector<const GpuModel*> found;
     for (const std::string& key : split_at_commas(value)) {
-      found.push_back(find_gpu_model(key));
-      if (found.back() == nullptr) return "no GPU " + key + "; there are " + gpu_model_names();
+      const size_t colon = key.find(':');
+      const GpuModel* model = find_gpu_model(key.substr(0, colon));
+      if (model == nullptr) return "no GPU " + key + "; there are " + gpu_model_names();
+      if (colon != std::string::npos) {
+        if (!to_number(key.substr(colon + 1), &number) || number == 0 ||
+            number > uint64_t(model->num_sms)) {
+          return "expected 1 to " + std::to_string(model->num_sms) + " SMs, got " + key;
+        }
+        slices.push_back(*model);
+        slices.back().num_sms = int(number);
+        model = &slices.back();
+      }
+      found.push_back(model);
     }
     devices = std::move(found);
     for (auto& [function, kernel] : kernels) kernel.attributes.clear();

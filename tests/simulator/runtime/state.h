@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -69,6 +70,7 @@ struct State {
   std::recursive_mutex mutex;
 
   std::vector<const GpuModel*> devices;
+  std::deque<GpuModel> slices;  // models of the devices that are not whole GPUs
   Options options;
   Check check = Check::kFail;
 
@@ -143,6 +145,9 @@ void launch(LaunchRequest request);
 // Does work in the order of a stream: now, or, while the stream is captured, when its graph is
 // launched. Doing it at once is one of the orders that CUDA allows: the host's.
 void submit(cudaStream_t stream, std::function<void()> work);
+
+// Kernels of one device may not be launched into a stream of another.
+void expect_stream_of_current_device(cudaStream_t stream);
 
 // A refused launch ends the capture of its stream.
 void spoil_capture(cudaStream_t stream);

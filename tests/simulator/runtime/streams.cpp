@@ -169,6 +169,15 @@ void submit(cudaStream_t handle, std::function<void()> work) {
   stream.frontier = {stream.capture->nodes.size() - 1};
 }
 
+void expect_stream_of_current_device(cudaStream_t handle) {
+  const CUstream_st& stream = stream_of(handle);
+  const bool of_any_device = &stream == &objects().legacy || &stream == &objects().per_thread;
+  if (!of_any_device && stream.device != thread_state().device) {
+    refuse(cudaErrorInvalidResourceHandle, "a stream of device %d, but device %d is current",
+           stream.device, thread_state().device);
+  }
+}
+
 void spoil_capture(cudaStream_t handle) {
   CUstream_st& stream = stream_of(handle);
   if (is_captured(stream)) stream.capture->spoilt = true;
