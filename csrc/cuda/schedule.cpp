@@ -23,6 +23,12 @@ void lay_out(const ScheduleInput& input, Schedule& schedule) {
       schedule.row_parts_offset + align_up(size_t(input.rows) * sizeof(RowParts));
 }
 
+// Rows of this many units that a share can touch.
+int64_t most_rows(int64_t share, int64_t units) {
+  if (units % share == 0) return 1;
+  return share % units == 0 ? share / units : 1 + divide_up(share - 1, units);
+}
+
 }  // namespace
 
 Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
@@ -58,7 +64,7 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
       schedule.num_shares = int32_t(divide_up(all_units, share));
       lay_out(input, schedule);
       if (schedule.workspace_bytes > workspace_bytes) continue;
-      const double rows_per_share = double(divide_up(share, units));
+      const double rows_per_share = double(most_rows(share, units));
       const double parts_per_row = double(schedule.num_shares) / double(input.rows) + 1;
       consider(schedule, double(share) * unit + rows_per_share * costs.row + costs.combine +
                              parts_per_row * costs.combine_part);
