@@ -221,6 +221,20 @@ def test_sinks(engine, kind, door):
     cases.check(problem, door=door, scale1=cases.SOFTMAX_SCALE, sinks=sinks)
 
 
+@pytest.mark.parametrize(("form", "fmt"), cases.FORMS)
+@pytest.mark.parametrize("heads", [16, 32])
+def test_error_is_that_of_a_bf16_computation(engine, form, fmt, heads):
+    """Over all outputs of some rows together: single ones vary."""
+    problem = cases.problem(form, fmt, heads, 128, 640, batch=2, device=engine.device)
+    out, _ = cases.run(problem, scale1=cases.SOFTMAX_SCALE)
+    inputs = problem.inputs()
+    exact, _ = reference.decode(*inputs, scale1=cases.SOFTMAX_SCALE)
+    rounded, _ = reference.decode_bf16(*inputs, scale1=cases.SOFTMAX_SCALE)
+    error = (out.reshape(exact.shape).double() - exact).norm() / exact.norm()
+    error_of_bf16 = (rounded.double() - exact).norm() / exact.norm()
+    assert error <= 1.1 * error_of_bf16
+
+
 @pytest.mark.parametrize("lse_base", ["e", "2"])
 @pytest.mark.parametrize("sink_mode", ["apply", "defer"])
 @pytest.mark.parametrize("workspace", ["best", "none"])
