@@ -58,8 +58,8 @@ struct Config {
   static constexpr int kHeadTile = kHeadTile_;
   static constexpr int kRowTiles = kHeadTile / 16;  // tiles of an mma
   static constexpr int kStages = 2;
-  static constexpr int kAssignments =
-      4;  // a producer is two stages ahead, each may be of another row
+  // A producer is two stages ahead, and each stage may be of another row.
+  static constexpr int kAssignments = 4;
   static constexpr int kStageSlots = stage_slots(Format::kFormat, kHeadTile);
 
   // Scores: the dims are cut in two or four, the slots in four or two; a math warp takes one of
@@ -133,11 +133,11 @@ struct SharedStorage {
   alignas(4) uint8_t valid[Cfg::kStages][Cfg::kStageSlots];
   Assignment assignment[Cfg::kAssignments];
 
-  // barrier                                           arrivals                       waited for by
-  ptx::Mbarrier full[Cfg::kStages];           // producers, and bytes        math warps
-  ptx::Mbarrier empty[Cfg::kStages];          // math warps                  producer warps
-  ptx::Mbarrier assigned[Cfg::kAssignments];  // producer warp 0             math warps
-  ptx::Mbarrier finished[Cfg::kAssignments];  // math warps                  producer warp 0
+  // barrier                                  arrivals              waited for by
+  ptx::Mbarrier full[Cfg::kStages];           // producers, and bytes  math warps
+  ptx::Mbarrier empty[Cfg::kStages];          // math warps            producer warps
+  ptx::Mbarrier assigned[Cfg::kAssignments];  // producer warp 0       math warps
+  ptx::Mbarrier finished[Cfg::kAssignments];  // math warps            producer warp 0
   // Named barrier 1 is the math warps': scores written | weights written, and around a row's ends.
 
   __device__ __forceinline__ void init_barriers() {

@@ -7,7 +7,7 @@
 // A block decodes 16 or 32 heads of its share of rows (schedule.h):
 //
 //   warps 8..11  produce      index -> address -> bulk copy into the ring
-//   warps 0..7   compute      scores (each warp: half of the dims, a quarter of the slots)
+//   warps 0..7   compute      scores (each warp: a part of the dims, of a part of the slots)
 //                             softmax (each thread: a few scores)
 //                             outputs (each warp: 64 of the dims)
 //

@@ -214,6 +214,7 @@ __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorag
       uint8_t* const target = smem.keys[ring.index][my_slot];
       if (is_hole) clear_slot<Format>(target);
       const uint32_t valid_slots = __ballot_sync(0xffffffffu, is_valid);
+      __syncwarp();  // the arrival hands on what all lanes have written
       if (lane == 0) full.arrive_expect_bytes(__popc(valid_slots) * Format::kKeyBytes);
       if (has_cleared) ptx::fence_shared_async();
       has_cleared = __any_sync(0xffffffffu, is_hole) || has_cleared;
