@@ -52,7 +52,7 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
 
     schedule.num_shares = int32_t(std::clamp<int64_t>(input.rows, 1, max_shares));
     consider(schedule, double(divide_up(input.rows, schedule.num_shares)) *
-                           (double(units) * unit + costs.row));
+                           (double(units) * unit + costs.row[tile]));
 
     if (input.batch_invariant || input.rows > kMaxBalancedRows) continue;
     schedule.balanced = true;
@@ -66,8 +66,9 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
       if (schedule.workspace_bytes > workspace_bytes) continue;
       const double rows_per_share = double(most_rows(share, units));
       const double parts_per_row = double(schedule.num_shares) / double(input.rows) + 1;
-      consider(schedule, double(share) * unit + rows_per_share * costs.row + costs.combine +
-                             parts_per_row * costs.combine_part);
+      consider(schedule, double(share) * unit + rows_per_share * costs.row[tile] + costs.combine +
+                             parts_per_row * costs.combine_part +
+                             double(schedule.num_shares * input.heads) * costs.partial_head);
     }
   }
   return best;

@@ -33,13 +33,15 @@ struct Schedule {
 // Times of an engine on its GPU, in any one unit, from its measured.md: they only choose between
 // schedules.
 struct EngineCosts {
-  int32_t num_tiles;      // of the next three
+  int32_t num_tiles;      // of the next four
   int32_t head_tile[2];   // heads a block may serve
   int32_t unit_slots[2];  // slots of one step of the kernel's loop
   double unit[2];         // one step
-  double row;             // first loads and last stores of a row
+  double row[2];          // first loads and last stores of a row
   double combine;         // a combine kernel
-  double combine_part;    // and each part of a row in it
+  double combine_part;    // each part of a row in it
+  double
+      partial_head;  // writing and reading the partial result of one head, by all blocks together
 };
 
 struct ScheduleInput {

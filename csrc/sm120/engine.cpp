@@ -33,9 +33,11 @@ EngineCosts costs(KvFormat format) {
   for (int tile = 0; tile < costs.num_tiles; ++tile) {
     costs.unit_slots[tile] = stage_slots(format, costs.head_tile[tile]);
   }
-  costs.row = 3.5;
+  costs.row[0] = 3.5;
+  costs.row[1] = 5.5;
   costs.combine = 3.0;
   costs.combine_part = 0.1;
+  costs.partial_head = 0.0012;
   return costs;
 }
 

@@ -82,7 +82,7 @@ dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t
   input.slots = slots;
   input.blocks = blocks;
   input.batch_invariant = batch_invariant;
-  const dsv4::EngineCosts costs{2, {16, 32}, {64, 48}, {1.7, 2.0}, 3.5, 3.0, 0.1};
+  const dsv4::EngineCosts costs{2, {16, 32}, {64, 48}, {1.7, 2.0}, {3.5, 5.5}, 3.0, 0.1, 0.0012};
   return dsv4::make_schedule(input, costs, workspace_bytes.value_or(SIZE_MAX));
 }
 
