@@ -14,7 +14,7 @@ namespace dsv4::sm120 {
 inline constexpr int kGroupDims = PackedPage::kQuantGroup;
 inline constexpr int kNumGroups = kHeadDim / kGroupDims;
 
-// kSlotPitch: bytes from slot to slot in shared memory. 16, 80 or 208 modulo 128 let the reads of
+// kSlotPitch: bytes from slot to slot in shared memory. 16 or 80 modulo 128 let the reads of
 // products.cuh meet each bank once: 4 slots apart are half of the banks, 2 slots a quarter.
 struct PackedFormat {
   static constexpr KvFormat kFormat = KvFormat::kPacked;
