@@ -7,6 +7,7 @@
 #include "cuda/device.h"
 #include "status.h"
 #if defined(DSV4_WITH_CUDA)
+#include "sm100/engine.h"
 #include "sm120/engine.h"
 #endif
 
@@ -16,6 +17,7 @@ namespace {
 // Best first: where several serve a GPU, the first of them does.
 constexpr const Engine* kEngines[] = {
 #if defined(DSV4_WITH_CUDA)
+    &sm100::kEngine,
     &sm120::kEngine,
 #endif
     &cpu::kEngine,

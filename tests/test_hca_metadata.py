@@ -236,18 +236,18 @@ def test_decode_through_each_of_the_three_ways(engine, seq_lens, q_len, page_siz
     inputs = reference.token_sparse(
         query, swa, rows.sparse_indices, compressed, rows.sparse_topk_lens, rows.seq_lens
     )
-    reference.assert_close(*wanted, *inputs, scale1=cases.SOFTMAX_SCALE)
+    cases.assert_close(*wanted, *inputs, scale1=cases.SOFTMAX_SCALE)
     for tables in (rows.make(), rows.convert()):
         got = dsv4.batch_decode_sparse_mla_dsv4(
             **common, backend="cute-dsl", hca_swa_indices=tables.hca_swa_indices,
             hca_compressed_block_tables=tables.hca_compressed_block_tables,
             hca_seq_lens=tables.hca_seq_lens, swa_topk_lens=tables.swa_topk_lens,
         )  # fmt: skip
-        reference.assert_close(*got, *inputs, scale1=cases.SOFTMAX_SCALE)
+        cases.assert_close(*got, *inputs, scale1=cases.SOFTMAX_SCALE)
     got = dsv4.batch_decode_sparse_mla_dsv4(
         **common,
         **combined,
         backend="cute-dsl",
         hca_sparse_indices_format="compressed-page-aligned",
     )
-    reference.assert_close(*got, *inputs, scale1=cases.SOFTMAX_SCALE)
+    cases.assert_close(*got, *inputs, scale1=cases.SOFTMAX_SCALE)

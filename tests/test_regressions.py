@@ -116,7 +116,7 @@ def test_R3_pools_beyond_four_gigabytes(fmt, pages, page_size, page_stride):
     out, lse = cases.run(problem, scale1=SCALE)
     small, remapped = cases.compacted(problem.swa)
     query = problem.query.flatten(0, 1)
-    reference.assert_close(out, lse, query, small, remapped, lens, scale1=SCALE)
+    cases.assert_close(out, lse, query, small, remapped, lens, scale1=SCALE)
 
 
 # R4: lanes beyond the length
@@ -137,7 +137,7 @@ def test_R4_stale_lanes(engine, form, fmt, stale):
         segment.indices.masked_fill_(beyond, value)
         tidy.indices.masked_fill_(beyond, -1)
     got = cases.run(problem, scale1=SCALE)
-    reference.assert_close(*got, *problem.inputs(), scale1=SCALE)
+    cases.assert_close(*got, *problem.inputs(), scale1=SCALE)
     assert cases.same_bits(got, cases.run(clean, scale1=SCALE))
 
 
@@ -349,7 +349,7 @@ def test_R12_replay_equals_eager(gpu, form, fmt):
         torch.cuda.synchronize()
         wanted = torch.ops.dsv4.sparse_mla_decode(**fresh_args, workspace=workspace)
         assert cases.same_bits((out, lse), wanted)
-        reference.assert_close(out, lse, *problem.inputs())
+        cases.assert_close(out, lse, *problem.inputs())
 
 
 # R13: workspaces and tables are what they are
@@ -511,7 +511,7 @@ def test_R16_strided_tensors(engine, fmt):
         segment = getattr(problem, name)
         setattr(dense, name, replace(segment, indices=segment.indices.contiguous()))
     wanted = cases.run(dense, strided=False)
-    reference.assert_close(*wanted, *dense.inputs())
+    cases.assert_close(*wanted, *dense.inputs())
 
     fused = torch.zeros(2, 3, 8, 1600, device=engine.device).to(problem.query.dtype)[..., 512:1024]
     transposed = torch.zeros(8, 3, 2, 512, device=engine.device).to(fused.dtype).permute(2, 1, 0, 3)
@@ -727,7 +727,7 @@ def test_R22_interior_holes(engine, fmt, where):
 def test_R23_unnamed_bytes_change_no_bit(engine, form, fmt):
     problem = cases.problem(form, fmt, 8, 128, 200, p1=32, p2=16, batch=4, device=engine.device)
     hostile = cases.run(problem, scale1=SCALE)
-    reference.assert_close(*hostile, *problem.inputs(), scale1=SCALE)
+    cases.assert_close(*hostile, *problem.inputs(), scale1=SCALE)
     calm = copy.copy(problem)
     for name in ("swa", "compressed"):
         segment = getattr(problem, name)

@@ -44,10 +44,14 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
   for (int tile = 0; tile < costs.num_tiles; ++tile) {
     Schedule schedule;
     schedule.unit_slots = costs.unit_slots[tile];
-    const int64_t units = std::max<int64_t>(1, divide_up(input.slots, schedule.unit_slots));
+    schedule.window_unit = costs.window_unit;
+    const int64_t slots = divide_up(input.window_slots, costs.window_unit) * costs.window_unit +
+                          input.compressed_slots;
+    const int64_t units = std::max<int64_t>(1, divide_up(slots, schedule.unit_slots));
     schedule.head_tile = costs.head_tile[tile];
     schedule.num_head_tiles = int32_t(divide_up(input.heads, schedule.head_tile));
-    const int64_t max_shares = std::max<int64_t>(1, input.blocks / schedule.num_head_tiles);
+    const int64_t max_shares =
+        std::max<int64_t>(1, input.blocks / (schedule.num_head_tiles * costs.num_blocks[tile]));
     const double unit = costs.unit[tile];
 
     schedule.num_shares = int32_t(std::clamp<int64_t>(input.rows, 1, max_shares));

@@ -2,7 +2,8 @@
 // Which block of a GPU engine decodes what. The plan follows from shapes alone; where a block's
 // share begins and ends follows from the rows' real lengths, which each block reads for itself.
 //
-//   heads are cut into tiles; the blocks of one tile are numbered 0 .. num_shares-1
+//   heads are cut into tiles; the blocks of one tile (or pairs of them, where pairs work together)
+//                are numbered 0 .. num_shares-1
 //   whole rows   block i decodes the rows i, i + num_shares, ...
 //   balanced     all rows stand in a line, cut into units of unit_slots slots (an empty row is one
 //                unit); block i decodes the units [i U / n, (i + 1) U / n) of the U there are, with
@@ -20,6 +21,7 @@ struct Schedule {
   int32_t num_head_tiles = 1;
   int32_t head_tile = 0;  // heads of a block
   int32_t unit_slots = 0;
+  int32_t window_unit = 1;  // a power of 2: the compressed slots of a row begin at a multiple of it
   bool balanced = false;
 
   // Workspace of a balanced schedule, in bytes from its start: partial outputs
@@ -33,21 +35,23 @@ struct Schedule {
 // Times of an engine on its GPU, in any one unit, from its measured.md: they only choose between
 // schedules.
 struct EngineCosts {
-  int32_t num_tiles;      // of the next four
-  int32_t head_tile[2];   // heads a block may serve
+  int32_t num_tiles;      // of the next five
+  int32_t head_tile[2];   // heads a block, or a pair of them, may serve
+  int32_t num_blocks[2];  // that work on such a tile together
   int32_t unit_slots[2];  // slots of one step of the kernel's loop
   double unit[2];         // one step
   double row[2];          // first loads and last stores of a row
   double combine;         // a combine kernel
   double combine_part;    // each part of a row in it
-  double
-      partial_head;  // writing and reading the partial result of one head, by all blocks together
+  double partial_head;    // writing and reading a head's partial result, by all blocks together
+  int32_t window_unit;    // as in Schedule
 };
 
 struct ScheduleInput {
   int64_t rows = 0;
   int64_t heads = 0;
-  int64_t slots = 0;             // width of both segments together
+  int64_t window_slots = 0;  // width of each segment
+  int64_t compressed_slots = 0;
   int64_t blocks = 1;            // that run at a time
   bool batch_invariant = false;  // whole rows only
 };

@@ -9,11 +9,12 @@
 
 namespace dsv4 {
 
-// Slots [begin, end) of a row: its active window columns, then its active compressed columns.
+// Slots [begin, end) of a row: its active window columns, up to window_length, and from window_end
+// on its active compressed columns. Between these two are less than Schedule::window_unit holes.
 struct Work {
   int32_t row;
   int32_t begin, end;
-  int32_t window_length;
+  int32_t window_length, window_end;
   bool begins_row, ends_row;
 
   __device__ __forceinline__ bool is_whole_row() const { return begins_row && ends_row; }
@@ -27,6 +28,21 @@ struct RowPosition {
 __device__ __forceinline__ RowPosition row_position(const DecodeProblem& problem, int32_t row) {
   const uint32_t q_len = static_cast<uint32_t>(problem.q_len);
   return {int64_t(uint32_t(row) / q_len), int64_t(uint32_t(row) % q_len)};
+}
+
+// A row of a segment's index table.
+__device__ __forceinline__ const int32_t* index_row(const DecodeProblem& problem,
+                                                    const Segment& segment, int32_t row) {
+  const RowPosition position = row_position(problem, row);
+  return segment.indices + position.batch * segment.index_batch_stride +
+         position.query * segment.index_row_stride;
+}
+
+// Where in that row the entry of slot `column` stands.
+__device__ __forceinline__ int32_t index_column(const Segment& segment, int32_t column) {
+  return segment.index_form == IndexForm::kTokenRows
+             ? column
+             : uint32_t(column) / uint32_t(segment.pool.page_size);
 }
 
 struct RowLengths {
@@ -68,7 +84,8 @@ class Share {
     work.row = row_;
     const RowLengths lengths = row_lengths(problem_, row_);
     work.window_length = lengths.window;
-    const int32_t length = lengths.window + lengths.compressed;
+    work.window_end = window_end(lengths);
+    const int32_t length = work.window_end + lengths.compressed;
     work.begin = 0;
     work.end = length;
     work.begins_row = work.ends_row = true;
@@ -103,7 +120,10 @@ class Share {
   }
   __device__ __forceinline__ int32_t units_of_row(int32_t row) const {
     const RowLengths lengths = row_lengths(problem_, row);
-    return units_of(lengths.window + lengths.compressed);
+    return units_of(window_end(lengths) + lengths.compressed);
+  }
+  __device__ __forceinline__ int32_t window_end(const RowLengths& lengths) const {
+    return (lengths.window + schedule_.window_unit - 1) & -schedule_.window_unit;
   }
   // The products are below 2^32: make_schedule sees to it.
   __device__ __forceinline__ int32_t first_unit(int32_t share) const {

@@ -13,6 +13,21 @@ __device__ __forceinline__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
+// True for one lane of a converged warp. Behind it the compiler knows that one thread is active, as
+// behind a comparison of lanes it does not.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-elect-sync
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred is_elected;\n"
+      "elect.sync _|is_elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, is_elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // A value of which the compiler knows nothing: what follows from it is computed where it is needed,
 // and not kept in registers across a loop.
 __device__ __forceinline__ int opaque(int value) {

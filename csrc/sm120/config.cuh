@@ -2,6 +2,8 @@
 // Formats, tiles and shared memory of the decode kernel.
 #pragma once
 
+#include "cuda/assignment.cuh"
+#include "cuda/ring.cuh"
 #include "dsv4/kv_format.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
@@ -93,17 +95,6 @@ struct Config {
   static constexpr int kPairsPerThread = kStageSlots / 2 / kThreadsPerHead;
 };
 
-// What the producers tell the math warps of a piece of work. These have no registers to spare for
-// finding it out themselves.
-struct Assignment {
-  int32_t row;  // -1: there is no more
-  int32_t first_head;
-  int32_t num_slots;
-  bool whole_row;
-  int32_t part;        // place of the partial result, else
-  RowParts row_parts;  // to be told to the combine, where count is not 0
-};
-
 // An empty row has one stage, of holes.
 template <class Cfg>
 __device__ __forceinline__ int32_t num_stages(int32_t num_slots) {
@@ -152,22 +143,6 @@ struct SharedStorage {
     }
     ptx::fence_mbarrier_init();
   }
-};
-
-// Where the ring stands, and which phase of its barriers comes next.
-template <int kStages>
-struct Ring {
-  int index = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++index == kStages) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ uint32_t full_parity() const { return phase; }
-  __device__ __forceinline__ uint32_t empty_parity() const { return phase ^ 1; }
 };
 
 }  // namespace dsv4::sm120

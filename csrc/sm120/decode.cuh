@@ -92,10 +92,6 @@ __device__ __forceinline__ void store_group(const DecodeParams& params, SharedSt
   }
 }
 
-__device__ __forceinline__ float value_of(const Scale& scale) {
-  return scale.pointer != nullptr ? __ldg(scale.pointer) : scale.value;
-}
-
 // The end of a row, or of a part of one: everything that the sums and the sums of weights are for.
 template <class Cfg>
 __device__ __forceinline__ void store_row(const DecodeParams& params, SharedStorage<Cfg>& smem,

@@ -2,6 +2,7 @@
 // The producer role: indices -> addresses of keys -> shared memory.
 #pragma once
 
+#include "cuda/find_key.cuh"
 #include "cuda/work.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/cp_async.cuh"
@@ -10,40 +11,6 @@
 #include "sm120/params.h"
 
 namespace dsv4::sm120 {
-
-struct Key {
-  const uint8_t* data;    // null: a hole
-  const uint8_t* scales;  // packed only
-};
-
-// The key that an entry names.
-template <class Format>
-__device__ __forceinline__ Key find_key(const Segment& segment, int32_t entry, int32_t column) {
-  Key key{nullptr, nullptr};
-  if (entry < 0) return key;
-  const PoolView& pool = segment.pool;
-  const uint32_t page_size = static_cast<uint32_t>(pool.page_size);
-  const bool token_row = segment.index_form == IndexForm::kTokenRows;
-  const uint32_t page = token_row ? uint32_t(entry) / page_size : uint32_t(entry);
-  const uint32_t slot = (token_row ? uint32_t(entry) : uint32_t(column)) % page_size;
-  if (page >= pool.num_pages) return key;
-  const uint8_t* start =
-      static_cast<const uint8_t*>(pool.data) + int64_t(page) * pool.page_stride_bytes;
-  if constexpr (Format::kHasScales) {
-    key.data = start + PackedPage::data_offset(slot);
-    key.scales = start + PackedPage::scale_offset(slot, pool.page_size);
-  } else {
-    key.data = start + int64_t(slot) * pool.token_stride_bytes;
-  }
-  return key;
-}
-
-__device__ __forceinline__ const uint8_t* of_lane(const uint8_t* pointer, int lane) {
-  const auto address = reinterpret_cast<uint64_t>(pointer);
-  const uint64_t low = __shfl_sync(0xffffffffu, uint32_t(address), lane);
-  const uint64_t high = __shfl_sync(0xffffffffu, uint32_t(address >> 32), lane);
-  return reinterpret_cast<const uint8_t*>(high << 32 | low);
-}
 
 // Copies `kBytes` for each slot of a producer warp, slot after slot, by words of a size that their
 // alignment allows: the way of pools whose pages or tokens do not begin at multiples of 16 bytes.
@@ -127,36 +94,15 @@ class SlotStream {
   __device__ __forceinline__ bool next_work() {
     Work work;
     const bool found = share_.next(work);
-    if (announces_) announce(found ? make_assignment(work) : Assignment{-1});
+    if (announces_) announce(found ? make_assignment(share_, work, first_head_) : Assignment{-1});
     if (!found) return false;
-    window_indices_ = index_row(problem_.window, work.row);
-    compressed_indices_ = index_row(problem_.compressed, work.row);
+    window_indices_ = index_row(problem_, problem_.window, work.row);
+    compressed_indices_ = index_row(problem_, problem_.compressed, work.row);
     window_length_ = work.window_length;
     stage_ = work.begin;
     end_ = work.end;
     stages_left_ = num_stages<Cfg>(work.end - work.begin);
     return true;
-  }
-
-  __device__ __forceinline__ const int32_t* index_row(const Segment& segment, int32_t row) const {
-    const RowPosition position = row_position(problem_, row);
-    return segment.indices + position.batch * segment.index_batch_stride +
-           position.query * segment.index_row_stride;
-  }
-
-  __device__ __forceinline__ static int32_t index_column(const Segment& segment, int32_t column) {
-    return segment.index_form == IndexForm::kTokenRows
-               ? column
-               : uint32_t(column) / uint32_t(segment.pool.page_size);
-  }
-
-  __device__ __forceinline__ Assignment make_assignment(const Work& work) const {
-    return {work.row,
-            first_head_,
-            work.end - work.begin,
-            work.is_whole_row(),
-            static_cast<int32_t>(part_place(share_.index(), work.begins_row)),
-            share_.parts_of_row(work)};
   }
 
   __device__ __forceinline__ void announce(const Assignment& assignment) {
@@ -198,9 +144,9 @@ __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorag
   bool next_exists = exists && slots.next(next_slot);
   bool has_cleared = false;  // some slot: a later copy to it comes by another way
   for (Ring<Cfg::kStages> ring; exists; ring.advance()) {
-    const Key key =
-        find_key<Format>(slot.in_window ? params.problem.window : params.problem.compressed,
-                         slot.entry, slot.column);
+    const Key key = find_key<Format::kHasScales>(
+        slot.in_window ? params.problem.window : params.problem.compressed, slot.entry,
+        slot.column);
     // Before the wait: behind it, this would delay the copy after next.
     slot = next_slot;
     exists = next_exists;

@@ -2,21 +2,13 @@
 // What a launch of the decode kernel needs.
 #pragma once
 
-#include "combine/parts.h"
-#include "cuda/schedule.h"
+#include "cuda/decode_plan.h"
 #include "dsv4/dsv4.h"
 
 namespace dsv4::sm120 {
 
-struct DecodeParams {
+struct DecodeParams : cuda::DecodePlan {
   DecodeProblem problem;
-  Schedule schedule;
-
-  // In the workspace; balanced schedules only.
-  float* partial_out;   // [2 num_shares, heads, 512] divided by its own sum of weights
-  float* partial_lse;   // [2 num_shares, heads] base 2; -inf where no slot is valid
-  RowParts* row_parts;  // [rows]
-
   int32_t pool_alignment;  // 16: of all keys, so that bulk copies may read them; else 8, 4 or 1
   bool query_aligned;      // rows of 512 begin at multiples of 16 bytes
   bool out_aligned;

@@ -5,6 +5,7 @@
 
 #include <math_constants.h>
 
+#include "cuda/row_end.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/warp.cuh"
 #include "sm120/config.cuh"
@@ -13,8 +14,6 @@
 
 namespace dsv4::sm120 {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kMaxFloat = 3.402823466e38f;
 
 // The reference of a head follows its largest score only when that is kReferenceSlack ahead, so
@@ -114,10 +113,9 @@ class Softmax {
     const float lse = reference_ - weight_exponent_ + log2f(sum_);
     float factor = empty ? 0.0f : __fdividef(1.0f, used_sum_);
     if (work.whole_row) {
-      const float sink =
-          problem.sinks != nullptr ? problem.sinks[global_head] * kLog2E : -CUDART_INF_F;
+      const float sink = sink_of_head(problem, global_head);
       if (!empty && !problem.defer_sinks) factor *= share_of_row(lse, sink);
-      if (problem.lse.data != nullptr) store_lse(work.row, global_head, empty, lse, sink);
+      if (problem.lse.data != nullptr) store_lse(problem, work.row, global_head, empty, lse, sink);
     } else {
       params_.partial_lse[int64_t(work.part) * problem.heads + global_head] =
           empty ? -CUDART_INF_F : lse;
@@ -149,29 +147,6 @@ class Softmax {
   __device__ __forceinline__ float scaled(float score, bool valid) const {
     const float finite = ptx::max_nan(ptx::min_nan(score * scale_, kMaxFloat), -kMaxFloat);
     return valid ? finite : -CUDART_INF_F;
-  }
-
-  // exp(lse) / (exp(lse) + exp(sink)), base 2.
-  __device__ __forceinline__ static float share_of_row(float lse, float sink) {
-    return __fdividef(1.0f, 1.0f + ptx::exp2(sink - lse));
-  }
-
-  __device__ __forceinline__ void store_lse(int32_t row, int head, bool empty, float lse,
-                                            float sink) const {
-    const DecodeProblem& problem = params_.problem;
-    const LseOptions& options = problem.lse_options;
-    float value = options.empty_is_positive ? CUDART_INF_F : -CUDART_INF_F;
-    if (!empty) {
-      if (options.include_sink && problem.sinks != nullptr) {
-        const float larger = fmaxf(lse, sink), smaller = fminf(lse, sink);
-        lse = larger == CUDART_INF_F ? larger : larger + log2f(1.0f + ptx::exp2(smaller - larger));
-      }
-      value = options.base2 ? lse : lse * kLn2;
-    }
-    const RowPosition position = row_position(problem, row);
-    float* row_lse = problem.lse.data + position.batch * problem.lse.batch_stride +
-                     position.query * problem.lse.row_stride;
-    row_lse[head * problem.lse.head_stride] = value;
   }
 
   const DecodeParams& params_;

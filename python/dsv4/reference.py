@@ -6,7 +6,7 @@
 
 `token_sparse`, `hca` and `packed` turn the arguments of the three public forms into `Inputs`: query
 rows, dequantised pools of slots, and one table of slots and one length for each row and segment.
-`decode(*inputs)` is the definition; `decode_bf16(*inputs)` is the same sum as a bf16 GPU kernel
+`decode(*inputs)` is the definition; `decode_rounded(*inputs)` is the same sum as a bf16 GPU kernel
 would do it, and its error sets what `assert_close` allows an engine.
 """
 
@@ -181,10 +181,12 @@ def decode(
     lse_empty_positive: bool = False,
     dtype: torch.dtype = torch.float64,
     round_weights: Callable[[Tensor], Tensor] = lambda weights: weights,
+    divide_by_rounded: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The definition: out [rows, heads, 512] and lse [rows, heads], in `dtype`.
 
-    `round_weights` is applied to exp(s_j - m) where it multiplies k_j, for `decode_bf16`.
+    `round_weights` is applied to exp(s_j - m) where it multiplies k_j, and if `divide_by_rounded`
+    also in the sum that out is divided by: for `decode_rounded`.
     """
     segments = [_Segment(swa_pool, swa_indices, swa_lens, dtype)]
     if compressed_pool is not None:
@@ -209,10 +211,11 @@ def decode(
         weights = (scores - highest).exp().masked_fill(~valid, 0.0)
 
         total = weights.sum(-1, keepdim=True)
-        denominator = total
+        rounded = round_weights(weights)
+        denominator = rounded.sum(-1, keepdim=True) if divide_by_rounded else total
         if sink_mode == "apply":
-            denominator = total + (sink[:, None] - highest).exp()
-        chunk_out = float(scale2) * (round_weights(weights) @ keys) / denominator
+            denominator = denominator + (sink[:, None] - highest).exp()
+        chunk_out = float(scale2) * (rounded @ keys) / denominator
         out[rows] = chunk_out.masked_fill(empty, 0.0)
 
         chunk_lse = highest + total.log()
@@ -234,26 +237,39 @@ class _Segment:
         self.pool = torch.cat([pool.to(dtype), pool.new_zeros(1, HEAD_DIM, dtype=dtype)])
 
 
-def decode_bf16(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """The same sum with bf16 operands and weights, float32 accumulation: out bf16, lse float32."""
+def decode_rounded(
+    *inputs: Tensor,
+    weights: torch.dtype = torch.bfloat16,
+    largest_weight: float = 1.0,
+    **options,
+) -> tuple[Tensor, Tensor]:
+    """The same sum with operands and weights as engines round them, float32 accumulation: out bf16,
+    lse float32.
+
+    `weights` is the type of exp(s_j - m) where it multiplies k_j, times the power that makes the
+    largest of a head `largest_weight`. e4m3, for e4m3 caches, is so coarse that out is divided by
+    the sum of the rounded weights.
+    """
     out, lse = decode(
         *inputs,
         dtype=torch.float32,
-        round_weights=lambda weights: weights.to(torch.bfloat16).to(torch.float32),
+        round_weights=lambda exact: (exact * largest_weight).to(weights).float() / largest_weight,
+        divide_by_rounded=weights == torch.float8_e4m3fn,
         **options,
     )
     return out.to(torch.bfloat16), lse
 
 
-def tolerance(out64: Tensor, out_bf16: Tensor) -> Tensor:
+def tolerance(out64: Tensor, *out_rounded: Tensor) -> Tensor:
     """The error that an engine may have, one number for each row and head of out.
 
-    Twice the largest error of the bf16 computation in the same 512 numbers, plus half a bf16 step
-    of the largest of them (2^-8). The first term grows with whatever makes the case hard (scores
+    Twice the largest error of the rounded computations in the same 512 numbers, plus half a bf16
+    step of the largest of them (2^-8). The first term grows with whatever makes the case hard (scores
     far apart, many slots), so no case needs a number of its own; the factor leaves room for another
     order of summation. The second is for heads that the bf16 computation gets right by luck.
     """
-    return 2.0 * _largest(out_bf16.double() - out64) + _largest(out64) * 2.0**-8
+    errors = torch.stack([_largest(out.double() - out64) for out in out_rounded])
+    return 2.0 * errors.amax(0) + _largest(out64) * 2.0**-8
 
 
 def lse_tolerance(lse64: Tensor, lse_fp32: Tensor) -> Tensor:
@@ -264,15 +280,28 @@ def lse_tolerance(lse64: Tensor, lse_fp32: Tensor) -> Tensor:
     return 2.0 * _largest(lse_fp32.double() - lse64) + _largest(lse64).clamp(min=1.0) * 2.0**-18
 
 
-def assert_close(out: Tensor, lse: Tensor | None, *inputs: Tensor, **options) -> float:
+def assert_close(
+    out: Tensor,
+    lse: Tensor | None,
+    *inputs: Tensor,
+    weights: torch.dtype = torch.bfloat16,
+    **options,
+) -> float:
     """Raises AssertionError unless out (and lse) are the decode of the inputs within `tolerance`.
 
-    Infinities and NaNs must stand at the same places. Returns the largest share of the tolerance
-    that was used, 0 (exact) to 1.
+    `weights` as for `decode_rounded`. Infinities and NaNs must stand at the same places. Returns the
+    largest share of the tolerance that was used, 0 (exact) to 1.
     """
     out64, lse64 = decode(*inputs, **options)
-    out_bf16, lse_fp32 = decode_bf16(*inputs, **options)
-    used = _assert_within("out", out.reshape(out64.shape), out64, tolerance(out64, out_bf16))
+    # An engine whose weights are e4m3 follows the largest score loosely, so that its weight may be
+    # any number of some range: one that e4m3 holds, or not.
+    largest_weights = (2.0**8, 2.0**8.5) if weights == torch.float8_e4m3fn else (1.0,)
+    rounded = [
+        decode_rounded(*inputs, weights=weights, largest_weight=largest, **options)
+        for largest in largest_weights
+    ]
+    out_rounded, lse_fp32 = [out for out, _ in rounded], rounded[0][1]
+    used = _assert_within("out", out.reshape(out64.shape), out64, tolerance(out64, *out_rounded))
     if lse is not None:
         allowed = lse_tolerance(lse64, lse_fp32)
         used = max(used, _assert_within("lse", lse.reshape(lse64.shape), lse64, allowed))

@@ -79,10 +79,11 @@ dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t
   dsv4::ScheduleInput input;
   input.rows = rows;
   input.heads = heads;
-  input.slots = slots;
+  input.compressed_slots = slots;
   input.blocks = blocks;
   input.batch_invariant = batch_invariant;
-  const dsv4::EngineCosts costs{2, {16, 32}, {64, 48}, {1.7, 2.0}, {3.5, 5.5}, 3.0, 0.1, 0.0012};
+  const dsv4::EngineCosts costs{2,          {16, 32}, {1, 1}, {64, 48}, {1.7, 2.0},
+                                {3.5, 5.5}, 3.0,      0.1,    0.0012,   1};
   return dsv4::make_schedule(input, costs, workspace_bytes.value_or(SIZE_MAX));
 }
 

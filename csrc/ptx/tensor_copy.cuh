@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of boxes of a tensor, which a tensor map describes, to shared memory.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+#pragma once
+
+#include <cuda.h>
+
+#include "ptx/mbarrier.cuh"
+
+namespace dsv4::ptx {
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-prefetch-prefetchu
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Part of four rows of a matrix, from `column` as wide as the map's box; a row outside of the
+// matrix gives zeros.
+__device__ __forceinline__ void gather_rows(uint32_t shared, const CUtensorMap& map, int column,
+                                            const uint4& rows, Mbarrier& full) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(rows.x), "r"(rows.y), "r"(rows.z), "r"(rows.w),
+      "r"(shared_address(&full))
+      : "memory");
+}
+
+// A box of a tensor of four dimensions; what lies outside of the tensor is 0.
+__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int x, int y,
+                                         int z, int w, Mbarrier& full) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&full))
+      : "memory");
+}
+
+}  // namespace dsv4::ptx

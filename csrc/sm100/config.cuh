@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Formats, roles, shared memory, barriers and tensor memory of the decode kernel.
+#pragma once
+
+#include "cuda/assignment.cuh"
+#include "cuda/ring.cuh"
+#include "dsv4/kv_format.h"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tcgen05.cuh"
+#include "sm100/params.h"
+
+namespace dsv4::sm100 {
+
+// A granule of keys: all slots of a tile, some of their dims, as two blocks of 128 bytes a slot.
+// The same bytes serve the scores, as rows along the dims, and the outputs, as columns.
+//   kGranules: as many as fit into shared memory
+struct Float8Format {
+  static constexpr KvFormat kFormat = KvFormat::kFloat8E4M3;
+  static constexpr ptx::TensorKind kKind = ptx::TensorKind::kFloat8;
+  static constexpr int kElementBytes = 1;
+  static constexpr int kGranules = 5;
+  static constexpr uint32_t kOnes = 0x38383838;
+  // A weight is 2^(score - reference + kWeightExponent). The reference is the largest score when it
+  // was set, and is set anew when a weight would pass 2^kLargestExponent: e4m3 ends at 448.
+  static constexpr float kWeightExponent = 5.0f, kLargestExponent = 8.75f;
+};
+
+struct BFloat16Format {
+  static constexpr KvFormat kFormat = KvFormat::kBFloat16;
+  static constexpr ptx::TensorKind kKind = ptx::TensorKind::kBFloat16;
+  static constexpr int kElementBytes = 2;
+  static constexpr int kGranules = 9;
+  static constexpr uint32_t kOnes = 0x3f803f80;
+  static constexpr float kWeightExponent = 0.0f, kLargestExponent = 8.0f;
+};
+
+// Packed keys become bf16, which holds them exactly, on their way to shared memory.
+struct PackedFormat : BFloat16Format {
+  static constexpr KvFormat kFormat = KvFormat::kPacked;
+};
+
+template <class Format_>
+struct Config {
+  using Format = Format_;
+  static constexpr int kTileSlots = tile_slots(Format::kFormat);
+  static constexpr int kSwizzleBytes = 128;
+  static constexpr int kBlockDims = kSwizzleBytes / Format::kElementBytes;
+  static constexpr int kBlockBytes = kTileSlots * kSwizzleBytes;  // of keys
+  static constexpr int kBlocksPerGranule = 2;
+  static constexpr int kGranuleDims = kBlocksPerGranule * kBlockDims;
+  static constexpr int kGranuleBytes = kBlocksPerGranule * kBlockBytes;
+  static constexpr int kGranules = Format::kGranules;
+  static constexpr int kGranulesPerTile = kHeadDim / kGranuleDims;
+  static constexpr int kQueryBlocks = kHeadDim / kBlockDims;
+  static constexpr int kQueryBlockBytes = kHeadTile * kSwizzleBytes;
+  // An instruction takes 32 bytes of each row of an operand.
+  static constexpr int kStepBytes = 32;
+  static constexpr int kStepsPerBlock = kSwizzleBytes / kStepBytes;
+  static constexpr int kSlotsPerStep = kStepBytes / Format::kElementBytes;
+  static constexpr int kSlotSteps = kTileSlots / kSlotsPerStep;
+
+  // Warps by role. A softmax warp has the quarter of tensor memory that it may reach: 16 heads.
+  static constexpr int kSoftmaxWarps = 4;
+  static constexpr int kHeadsPerWarp = kHeadTile / kSoftmaxWarps;
+  // A gather warp copies 32 slots of a tile, a lane for each; or loads and converts 8.
+  static constexpr bool kConverts = Format::kFormat == KvFormat::kPacked;
+  static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
+  static constexpr int kSlotsPerGatherWarp = kConverts ? 8 : 32;
+  static constexpr int kGatherWarps = kTileSlots / kSlotsPerGatherWarp;
+  static constexpr int kThreads = 32 * (kFirstGatherWarp + kGatherWarps);
+  static constexpr int kRowsPerGather = 4;
+
+  // The gather is three tiles ahead at most, and each may be of another row.
+  static constexpr int kAssignments = 4;
+  // A tile's validity is needed until its softmax, when the gather may be kGranules ahead.
+  static constexpr int kValidityTiles = 4;
+  static_assert(kGranules <= (kValidityTiles - 1) * kGranulesPerTile);
+
+  static constexpr int kSlotsPerThread = kTileSlots / 2;  // softmax: two threads share a head
+  static constexpr int kWeightWords = 16;                 // of a thread: its slots, packed
+};
+
+// Tensor memory, in columns. With M = 64 an accumulator fills 16 of the 32 lanes of each quarter,
+// so that two stand side by side in the same columns: at lane 0 and at lane 16.
+//   scores    two buffers side by side
+//   outputs   dims 0..255 and 256..511 side by side
+//   weights   two buffers, each twice: operand A is read from the lanes of the accumulator
+//   sums      of the weights as they are multiplied: weights x ones, the same in each column
+inline constexpr uint32_t kScoreColumn = 0, kOutputColumn = 128, kWeightColumn = 384;
+inline constexpr uint32_t kSumColumn = 448;
+inline constexpr int kOutputColumns = 256, kWeightColumns = 32, kSumColumns = 8;
+inline constexpr uint32_t kUpperLanes = ptx::tensor_lane(16);
+static_assert(kWeightColumn + 2 * kWeightColumns <= kSumColumn);
+static_assert(kSumColumn + kSumColumns <= ptx::kTensorColumns);
+
+template <class Cfg>
+__device__ __forceinline__ constexpr int32_t num_tiles(int32_t num_slots) {
+  return num_slots <= Cfg::kTileSlots ? 1 : (num_slots + Cfg::kTileSlots - 1) / Cfg::kTileSlots;
+}
+
+template <class Cfg>
+struct SharedStorage {
+  alignas(1024) uint8_t granules[Cfg::kGranules][Cfg::kGranuleBytes];
+  alignas(1024) uint8_t query[Cfg::kQueryBlocks][Cfg::kQueryBlockBytes];
+  alignas(1024) uint32_t ones[kSumColumns][Cfg::kSwizzleBytes / 4];  // [column][slot of the tile]
+  // Outputs of 16 heads, 64 bytes of each half of the dims, on their way to memory.
+  alignas(128) uint8_t staging[Cfg::kSoftmaxWarps][32][64];
+  alignas(16) uint32_t validity[Cfg::kValidityTiles][Cfg::kTileSlots / 32];  // a bit for each slot
+  // From the lanes of a gather warp to the one that copies.
+  alignas(16) int32_t rows[Cfg::kGatherWarps][Cfg::kSlotsPerGatherWarp];
+  Assignment assignment[Cfg::kAssignments];
+  uint32_t tensor_memory;
+
+  // barrier                                  arrivals                 waited for by
+  ptx::Mbarrier full[Cfg::kGranules];         // gather warps, bytes   score warp, softmax
+  ptx::Mbarrier empty[Cfg::kGranules];        // output warp           gather warps
+  ptx::Mbarrier query_full;                   // score warp, bytes     score warp
+  ptx::Mbarrier scores_full[2];               // score warp            softmax, score warp
+  ptx::Mbarrier weights_full[2];              // softmax warps         output warp, score warp
+  ptx::Mbarrier outputs_full[2];              // output warp           softmax
+  ptx::Mbarrier assigned[Cfg::kAssignments];  // gather warp 0         all others
+  ptx::Mbarrier finished[Cfg::kAssignments];  // softmax warps         gather warp 0
+  // A score buffer is free when its weights are full; a weight buffer, when its outputs are;
+  // outputs, when the weights of the next row's first tile are.
+
+  // A warp does this.
+  __device__ __forceinline__ void init_ones() {
+    for (int i = threadIdx.x % 32; i < int(sizeof(ones) / 4); i += 32) {
+      ones[0][i] = Cfg::Format::kOnes;
+    }
+    ptx::fence_shared_async();
+  }
+
+  __device__ __forceinline__ void init_barriers(int softmax_warps) {
+    for (int i = 0; i < Cfg::kGranules; ++i) {
+      full[i].init(Cfg::kGatherWarps);
+      empty[i].init(1);
+    }
+    query_full.init(1);
+    for (int i = 0; i < 2; ++i) {
+      scores_full[i].init(1);
+      weights_full[i].init(softmax_warps);
+      outputs_full[i].init(1);
+    }
+    for (int i = 0; i < Cfg::kAssignments; ++i) {
+      assigned[i].init(1);
+      finished[i].init(softmax_warps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+}  // namespace dsv4::sm100

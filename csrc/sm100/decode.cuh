@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode kernel of up to 64 heads a block. README.md tells why it is as it is.
+#pragma once
+
+#include "cuda/launch.h"
+#include "ptx/grid_dependency.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/config.cuh"
+#include "sm100/convert.cuh"
+#include "sm100/gather.cuh"
+#include "sm100/outputs.cuh"
+#include "sm100/products.cuh"
+#include "sm100/softmax.cuh"
+
+namespace dsv4::sm100 {
+
+// The end of a row, or of a part of one, for a warp's heads from `first_head` on.
+template <class Cfg>
+__device__ __forceinline__ void finish_row(const DecodeParams& params, SharedStorage<Cfg>& smem,
+                                           const Softmax<Cfg>& softmax, const Assignment& work,
+                                           int first_head, uint32_t tensor) {
+  const DecodeProblem& problem = params.problem;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_heads =
+      static_cast<int>(min(int64_t(Cfg::kHeadsPerWarp), problem.heads - first_head));
+  const int head = first_head + lane % Cfg::kHeadsPerWarp;
+  const bool has_head = lane % Cfg::kHeadsPerWarp < num_heads;
+  const bool tells_lse = has_head && lane < Cfg::kHeadsPerWarp;
+  softmax.wait_for_outputs();
+  const typename Softmax<Cfg>::Total total = softmax.total();
+
+  if (work.whole_row) {
+    const float sink = has_head ? sink_of_head(problem, head) : -CUDART_INF_F;
+    float factor = total.reciprocal * value_of(problem.scale2);
+    if (!problem.defer_sinks && !total.is_empty) factor *= share_of_row(total.lse, sink);
+    if (tells_lse && problem.lse.data != nullptr) {
+      store_lse(problem, work.row, head, total.is_empty, total.lse, sink);
+    }
+    const RowPosition position = row_position(problem, work.row);
+    auto* target = static_cast<uint16_t*>(problem.out.data) +
+                   position.batch * problem.out.batch_stride +
+                   position.query * problem.out.row_stride + first_head * problem.out.head_stride;
+    store_outputs(smem.staging[warp], tensor, factor, num_heads, target, problem.out.head_stride);
+  } else {
+    const int64_t first = int64_t(work.part) * problem.heads + first_head;
+    if (tells_lse) {
+      params.partial_lse[first + lane] = total.is_empty ? -CUDART_INF_F : total.lse;
+    }
+    store_outputs(smem.staging[warp], tensor, total.reciprocal, num_heads,
+                  params.partial_out + first * kHeadDim, kHeadDim);
+  }
+  ptx::tensor_fence_before();
+  if (work.row_parts.count != 0 && first_head == 0 && lane == 0) {
+    params.row_parts[work.row] = work.row_parts;
+  }
+}
+
+// The softmax warps' role.
+template <class Cfg>
+__device__ __forceinline__ void weigh_and_finish(const DecodeParams& params,
+                                                 SharedStorage<Cfg>& smem, uint32_t tensor,
+                                                 int warp) {
+  Softmax<Cfg> softmax(smem, tensor);
+  const float scale = value_of(params.problem.scale1);
+  for (Ring<Cfg::kAssignments> works;; works.advance()) {
+    smem.assigned[works.index].wait(works.full_parity());
+    const Assignment& work = smem.assignment[works.index];
+    if (work.row < 0) return;
+    const int tiles = num_tiles<Cfg>(work.num_slots);
+    softmax.begin(scale);
+    for (int tile = 0; tile < tiles; ++tile) softmax.weigh(tile);
+    finish_row(params, smem, softmax, work, work.first_head + warp * Cfg::kHeadsPerWarp, tensor);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem.finished[works.index].arrive();
+  }
+}
+
+// Softmax warps that have a head; the others do nothing.
+template <class Cfg>
+__device__ __forceinline__ int active_softmax_warps(const DecodeProblem& problem, int first_head) {
+  const int64_t heads = min(int64_t(kHeadTile), problem.heads - first_head);
+  return static_cast<int>(heads + Cfg::kHeadsPerWarp - 1) / Cfg::kHeadsPerWarp;
+}
+
+template <class Cfg>
+__global__ void __launch_bounds__(Cfg::kThreads, 1)
+    decode_kernel(const __grid_constant__ DecodeParams params) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& smem = *reinterpret_cast<SharedStorage<Cfg>*>(shared_bytes);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  const int num_tiles = params.schedule.num_head_tiles;
+  const int first_head = blockIdx.x % num_tiles * kHeadTile;
+  const int softmax_warps = active_softmax_warps<Cfg>(params.problem, first_head);
+  if (threadIdx.x == 0) smem.init_barriers(softmax_warps);
+  if (warp == Cfg::kScoreWarp) {
+    ptx::tensor_allocate<1>(&smem.tensor_memory);
+    ptx::tensor_fence_before();
+  }
+  if (warp == Cfg::kOutputWarp) smem.init_ones();
+  __syncthreads();
+  ptx::tensor_fence_after();
+  const uint32_t tensor = smem.tensor_memory;
+  ptx::let_next_grid_start();
+  ptx::wait_for_grids_ahead();
+
+  if (warp < softmax_warps) {
+    weigh_and_finish<Cfg>(params, smem, tensor, warp);
+  } else if (warp == Cfg::kScoreWarp) {
+    if (ptx::elect_one()) multiply_scores<Cfg>(params, smem, tensor);
+  } else if (warp == Cfg::kOutputWarp) {
+    if (ptx::elect_one()) multiply_outputs<Cfg>(smem, tensor);
+  } else if (warp >= Cfg::kFirstGatherWarp) {
+    const Share share(params.problem, params.schedule, blockIdx.x / num_tiles);
+    const int gather_warp = warp - Cfg::kFirstGatherWarp;
+    if constexpr (Cfg::kConverts) {
+      load_and_convert<Cfg>(params, smem, share, first_head, gather_warp);
+    } else {
+      gather<Cfg>(params, smem, share, first_head, gather_warp);
+    }
+  }
+  __syncwarp();
+  __syncthreads();
+  if (warp == Cfg::kScoreWarp) {
+    ptx::tensor_fence_after();
+    ptx::tensor_free<1>(tensor);
+  }
+}
+
+template <class Format>
+Status launch_decode(const DecodeParams& params, Stream stream) {
+  using Cfg = Config<Format>;
+  static_assert(sizeof(SharedStorage<Cfg>) <= 227 * 1024, "what a block has on SM100");
+  cuda::LaunchConfig config;
+  config.kernel = "sparse_mla_decode";
+  config.device = params.problem.device;
+  config.stream = stream;
+  config.grid = dim3(params.schedule.num_shares * params.schedule.num_head_tiles);
+  config.block = dim3(Cfg::kThreads);
+  config.dynamic_shared_bytes = sizeof(SharedStorage<Cfg>);
+  config.enable_pdl = params.problem.enable_pdl;
+  return cuda::launch<decode_kernel<Cfg>>(config, params);
+}
+
+}  // namespace dsv4::sm100

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gather warps' role for 512-wide pools: indices -> rows of the pools -> granules of keys.
+#pragma once
+
+#include "ptx/shared_memory.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/config.cuh"
+#include "sm100/tile_stream.cuh"
+
+namespace dsv4::sm100 {
+
+inline constexpr int32_t kHole = -1;  // a row that no matrix has: the copy writes zeros
+
+// The row of a pool's matrix that an entry names.
+__device__ __forceinline__ int32_t find_row(const Segment& segment, const PoolRows& rows,
+                                            int32_t entry, int32_t column) {
+  if (entry < 0) return kHole;
+  const PoolView& pool = segment.pool;
+  const uint32_t page_size = static_cast<uint32_t>(pool.page_size);
+  if (segment.index_form == IndexForm::kPageTable) {
+    if (entry >= pool.num_pages) return kHole;
+    return entry * rows.rows_per_page + static_cast<int32_t>(uint32_t(column) % page_size);
+  }
+  if (rows.dense_slots != 0) return uint32_t(entry) < rows.dense_slots ? entry : kHole;
+  const uint32_t page = uint32_t(entry) / page_size, slot = uint32_t(entry) % page_size;
+  if (page >= pool.num_pages) return kHole;
+  return static_cast<int32_t>(page * rows.rows_per_page + slot);
+}
+
+// One thread copies a warp's slots of a granule, four at a time. The compiler makes a loop over the
+// lanes of a copy with operands of each lane, which takes longer than this.
+template <class Cfg>
+__device__ __forceinline__ void copy_granule(const DecodeParams& params, SharedStorage<Cfg>& smem,
+                                             int warp, int index, int granule,
+                                             int32_t window_slots) {
+  ptx::Mbarrier& full = smem.full[index];
+  const uint32_t target = ptx::shared_address(smem.granules[index]) +
+                          warp * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes;
+  const int dim = granule * Cfg::kGranuleDims;
+  full.arrive_expect_bytes(Cfg::kGranuleBytes / Cfg::kGatherWarps);
+#pragma unroll
+  for (int slot = 0; slot < Cfg::kSlotsPerGatherWarp; slot += Cfg::kRowsPerGather) {
+    const uint4 rows = ptx::load_shared_u128(ptx::shared_address(&smem.rows[warp][slot]));
+    const CUtensorMap& map = slot < window_slots ? params.window : params.compressed;
+#pragma unroll
+    for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+      ptx::gather_rows(target + block * Cfg::kBlockBytes + slot * Cfg::kSwizzleBytes, map,
+                       dim + block * Cfg::kBlockDims, rows, full);
+    }
+  }
+}
+
+// Fills the ring. Indices are read a tile ahead of their keys. A hole copies zeros: what lay in its
+// place might be NaN, which times a weight of 0 is NaN.
+template <class Cfg>
+__device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage<Cfg>& smem,
+                                       const Share& share, int first_head, int warp) {
+  const int lane = threadIdx.x % 32;
+  TileStream<Cfg> tiles(params, smem, share, first_head, warp);
+  typename TileStream<Cfg>::Slot slot;
+  Ring<Cfg::kGranules> ring;
+  int tile = 0;
+  for (bool exists = tiles.next(slot); exists; tile = (tile + 1) % Cfg::kValidityTiles) {
+    const int32_t row =
+        slot.in_window
+            ? find_row(params.problem.window, params.window_rows, slot.entry, slot.column)
+            : find_row(params.problem.compressed, params.compressed_rows, slot.entry, slot.column);
+    const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
+    const int32_t window_slots = slot.window_slots;
+    exists = tiles.next(slot);
+
+    smem.rows[warp][lane] = row;
+    for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
+      smem.empty[ring.index].wait(ring.empty_parity());
+      if (granule == 0 && lane == 0) smem.validity[tile][warp] = valid;
+      __syncwarp();
+      if (ptx::elect_one()) copy_granule(params, smem, warp, ring.index, granule, window_slots);
+      __syncwarp();
+    }
+  }
+}
+
+}  // namespace dsv4::sm100

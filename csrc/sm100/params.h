@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch of the decode kernels needs.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/decode_plan.h"
+#include "dsv4/dsv4.h"
+
+namespace dsv4::sm100 {
+
+// A pool as a matrix of slots, as its tensor map sees it.
+struct PoolRows {
+  int32_t rows_per_page;  // distance of pages in rows
+  uint32_t dense_slots;   // where pages lie one behind another, so that a slot is a row; else 0
+};
+
+struct DecodeParams : cuda::DecodePlan {
+  CUtensorMap query;               // [batch][q_len][heads][512]
+  CUtensorMap window, compressed;  // [row][512]; of 512-wide pools only
+  PoolRows window_rows, compressed_rows;
+  DecodeProblem problem;
+};
+
+inline constexpr int kHeadTile = 64;  // M of the multiplications of a block
+
+constexpr int tile_slots(KvFormat format) { return format == KvFormat::kFloat8E4M3 ? 128 : 64; }
+
+// One for each format, each in a file of its own.
+Status launch_decode_bf16(const DecodeParams& params, Stream stream);
+Status launch_decode_e4m3(const DecodeParams& params, Stream stream);
+Status launch_decode_packed(const DecodeParams& params, Stream stream);
+
+}  // namespace dsv4::sm100
