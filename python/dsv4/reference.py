@@ -264,9 +264,10 @@ def tolerance(out64: Tensor, *out_rounded: Tensor) -> Tensor:
     """The error that an engine may have, one number for each row and head of out.
 
     Twice the largest error of the rounded computations in the same 512 numbers, plus half a bf16
-    step of the largest of them (2^-8). The first term grows with whatever makes the case hard (scores
-    far apart, many slots), so no case needs a number of its own; the factor leaves room for another
-    order of summation. The second is for heads that the bf16 computation gets right by luck.
+    step of the largest of them (2^-8). The first term grows with whatever makes the case hard
+    (scores far apart, many slots), so no case needs a number of its own; the factor leaves room for
+    another order of summation. The second is for heads that a rounded computation gets right by
+    luck.
     """
     errors = torch.stack([_largest(out.double() - out64) for out in out_rounded])
     return 2.0 * errors.amax(0) + _largest(out64) * 2.0**-8
@@ -289,8 +290,8 @@ def assert_close(
 ) -> float:
     """Raises AssertionError unless out (and lse) are the decode of the inputs within `tolerance`.
 
-    `weights` as for `decode_rounded`. Infinities and NaNs must stand at the same places. Returns the
-    largest share of the tolerance that was used, 0 (exact) to 1.
+    `weights` as for `decode_rounded`. Infinities and NaNs must stand at the same places. Returns
+    the largest share of the tolerance that was used, 0 (exact) to 1.
     """
     out64, lse64 = decode(*inputs, **options)
     # An engine whose weights are e4m3 follows the largest score loosely, so that its weight may be
