@@ -167,26 +167,27 @@ class Pool:
         """True if the newest rows stand at their slots, within the rounding of each format."""
         if self.newest is None:
             return True
-        slots, kv = self.newest
-        wanted = kv.double()
-        # Half a step of e4m3 is 2^-4 of a value, near zero 2^-10 of the scale. A packed scale is at
-        # most amax / 224.
-        half_step = wanted.abs() * 2.0**-4
-        near_zero = wanted.abs().amax(1, keepdim=True) * 2.0**-17
-        allowed = {
-            "packed": half_step + near_zero,
-            "bf16": torch.zeros_like(wanted),
-            "e4m3": half_step + KV_SCALE * 2.0**-10,
-        }
-        for format, cache in self.caches.items():
-            rows, scales = raw_rows(cache, slots)
-            if scales is None:
-                got = rows.double() * (KV_SCALE if format == "e4m3" else 1.0)
-            else:
-                got = unpack_kv_cache(torch.cat([rows, scales], 1)[:, None])[:, 0].double()
-            if not bool(((got - wanted).abs() <= allowed[format]).all()):
-                return False
-        return True
+        return all(reads_back(cache, format, *self.newest) for format, cache in self.caches.items())
+
+
+def reads_back(cache: Tensor, format: str, slots: Tensor, kv: Tensor) -> bool:
+    """True if rows that were appended stand at their slots, within the rounding of the format."""
+    wanted = kv.double()
+    # Half a step of e4m3 is 2^-4 of a value, near zero 2^-10 of the scale. A packed scale is at
+    # most amax / 224.
+    half_step = wanted.abs() * 2.0**-4
+    near_zero = wanted.abs().amax(1, keepdim=True) * 2.0**-17
+    allowed = {
+        "packed": half_step + near_zero,
+        "bf16": torch.zeros_like(wanted),
+        "e4m3": half_step + KV_SCALE * 2.0**-10,
+    }
+    rows, scales = raw_rows(cache, slots)
+    if scales is None:
+        got = rows.double() * (KV_SCALE if format == "e4m3" else 1.0)
+    else:
+        got = unpack_kv_cache(torch.cat([rows, scales], 1)[:, None])[:, 0].double()
+    return bool(((got - wanted).abs() <= allowed[format]).all())
 
 
 class Caches:
@@ -364,18 +365,24 @@ def cpu_threads() -> int:
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else len(os.sched_getaffinity(0))
 
 
-def _choose_device() -> tuple[torch.device, str, str]:
-    """Device, engine, and why no GPU. The GPU must run all forms; else it is the CPU."""
-    simd = dsv4.build_info()["simd"]
-    cpu = torch.device("cpu"), f"cpu {simd}"
+def usable_gpu() -> tuple[torch.device | None, str]:
+    """The current GPU if it runs all forms; else None, and why not."""
     if not torch.cuda.is_available():
-        return *cpu, "torch sees no GPU"
+        return None, "torch sees no GPU"
     device = torch.device("cuda", torch.cuda.current_device())
     for format in FORMATS:
         dtype = torch.float8_e4m3fn if format == "e4m3" else torch.bfloat16
         support = dsv4.supports(HEADS, query_dtype=dtype, kv_format=format, device=device)
         if not support:
-            return *cpu, support.reason
+            return None, support.reason
+    return device, ""
+
+
+def _choose_device() -> tuple[torch.device, str, str]:
+    """Device, engine, and why no GPU."""
+    device, why_not = usable_gpu()
+    if device is None:
+        return torch.device("cpu"), f"cpu {dsv4.build_info()['simd']}", why_not
     major, minor = torch.cuda.get_device_capability(device)
     return device, f"gpu sm_{major}{minor}", ""
 
