@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import dsv4
-from dsv4 import check, hostile, reference
+from dsv4 import bench, check, hostile, reference, trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TINY = check.Sizes((3, 20), 1, 64, 640, 4, every_pair=False)
-ON_CPU = check.Check(check.CPU, None, TINY)
-AGAINST_CPU = check.Check(check.CPU, check.CPU, TINY)
+TINY = trials.Sizes((3, 20), 1, 64, 640, 4, every_pair=False)
+ON_CPU = trials.Check(trials.CPU, None, TINY)
+AGAINST_CPU = trials.Check(trials.CPU, trials.CPU, TINY)
 
 
 def lines(text):
@@ -29,7 +29,7 @@ def lines(text):
     return {
         name: next(word for word in rest if word in ("pass", "FAIL"))
         for name, *rest in words
-        if name in check.FORMS
+        if name in trials.FORMS
     }
 
 
@@ -49,7 +49,7 @@ def test_the_cpu_engine_passes(capsys, tmp_path):
     file = tmp_path / "check.json"
     assert check.main(["--quick", "--json", str(file)]) == 0
     text = capsys.readouterr().out
-    wanted = {name: "pass" for name, form in check.FORMS.items() if not form.needs_gpu}
+    wanted = {name: "pass" for name, form in trials.FORMS.items() if not form.needs_gpu}
     assert lines(text) == wanted
     assert text.splitlines()[-1].startswith("PASS (")
 
@@ -77,8 +77,8 @@ def test_head_of_a_gpu(monkeypatch):
     engines = [{"name": "sm120", "targets": "100f", "usable": True, "reason": ""}]
     info = {**dsv4.build_info(), "engines": engines}
     monkeypatch.setattr(dsv4, "build_info", lambda: info)
-    place = check.Place(torch.device("cuda", 0))
-    head = check.head(check.facts(check.Check(place, check.CPU, TINY)))
+    place = trials.Place(torch.device("cuda", 0))
+    head = check.head(check.facts(trials.Check(place, trials.CPU, TINY)))
     assert "NVIDIA B200, compute capability 10.0, 148 SMs, 191 GB, L2 126 MB" in head
     assert "engine   sm120, compiled for 100f" in head
     assert "\ndriver   " in head
@@ -95,7 +95,7 @@ def test_without_a_gpu(capsys):
 
 def test_on_the_gpu(gpu, capsys):
     assert check.main(["--on-gpu", "--quick"]) == 0
-    assert lines(capsys.readouterr().out) == dict.fromkeys(check.FORMS, "pass")
+    assert lines(capsys.readouterr().out) == dict.fromkeys(trials.FORMS, "pass")
 
 
 @pytest.mark.simulated
@@ -111,10 +111,10 @@ def test_on_a_simulated_gpu(engine, capsys, monkeypatch):
         finally:
             os.environ["DSV4_TEST_ENGINE"] = "cpu"
 
-    subject = check.Place(torch.device(engine.device), served)
-    names = [name for name in check.FORMS if name != "options"]  # of 40 decodes
+    subject = trials.Place(torch.device(engine.device), served)
+    names = [name for name in trials.FORMS if name != "options"]  # of 40 decodes
     sizes = TINY._replace(heads=(3,), long_width=256, batch=2)
-    assert check.run(check.Check(subject, check.CPU, sizes), names, []) == 0
+    assert check.run(trials.Check(subject, trials.CPU, sizes), names, []) == 0
     assert set(lines(capsys.readouterr().out).values()) == {"pass"}
 
 
@@ -187,12 +187,35 @@ def test_a_gpu_that_hangs_ends_the_program(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(check, "LONGEST_TRIAL", 0.0)
     monkeypatch.setattr(check.os, "_exit", codes.append)
     report = check.Report(ON_CPU, tmp_path / "check.json")
-    place = check.Place(torch.device("cuda", 0))
+    place = trials.Place(torch.device("cuda", 0))
     with check.watched(ON_CPU._replace(subject=place), report, "packed, 8 heads"):
         check.threading.Event().wait(0.5)
     assert codes == [1]
     assert "packed, 8 heads: no answer after 0 s, the GPU hangs" in capsys.readouterr().out
     assert "hangs" in (tmp_path / "check.json").read_text()
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_replays_of_a_graph_are_judged(replays, capsys, monkeypatch):
+    """Without CUDA: a graph that calls again, and one that does nothing."""
+    graphs = []
+
+    class Graph:
+        def __init__(self, calls):
+            self.calls = calls
+            graphs.append(self)
+
+        def replay(self):
+            for call in self.calls if replays else []:
+                call()
+
+    monkeypatch.setattr(bench, "Graph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    report = check.Report(ON_CPU, None)
+    check.run_form(ON_CPU, "graph", report)
+    assert lines(capsys.readouterr().out) == {"graph": "pass" if replays else "FAIL"}
+    assert len(graphs) == len(trials.FORMS_OF_FORMATS) * len(TINY.heads)
+    assert report.finish() == (0 if replays else 1)
 
 
 # --- times, the command line, and the data
@@ -228,7 +251,7 @@ def test_command_line():
     assert lines(run.stdout) == {"packed": "pass", "tables": "pass"}
 
 
-@pytest.mark.parametrize(("form", "format"), check.FORMS_OF_FORMATS)
+@pytest.mark.parametrize(("form", "format"), trials.FORMS_OF_FORMATS)
 def test_only_what_is_named_holds_numbers(form, format):
     step = hostile.step(form, format, 2, [2, 2, 2], 100, page_sizes=(4, 16))
     for segment in step.segments():
