@@ -25,8 +25,9 @@ from common import (
     write_csv,
 )
 
-from dsv4.demo import SLOT_BYTES, TOP_K, eager_decode
+from dsv4.demo import TOP_K, eager_decode
 from dsv4.kv_cache import HEAD_DIM, WINDOW
+from dsv4.step import SLOT_BYTES
 
 HCA_SLOTS = 1024  # 512 pages of 2: a context of 131,072 tokens
 TARGETS = {"packed": 4.0, "bf16": 2.0}  # times eager torch

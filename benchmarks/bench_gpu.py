@@ -32,24 +32,24 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from common import Call, operator_call, print_head, say, write_csv
-from gpu import (
-    CONFIGS,
-    Pools,
-    clocks,
-    describe,
-    l2_bytes,
-    make_steps,
-    measure_calls,
-    num_copies,
-    random_cache,
-    tiny_kernel,
-)
+from common import print_head, say, write_csv
+from gpu import describe, l2_bytes, measure_calls, tiny_kernel
 from torch import Tensor
 
 import dsv4
 from dsv4 import reference
-from dsv4.demo import (
+from dsv4.bench import (
+    CONFIGS,
+    Call,
+    Pools,
+    clocks,
+    make_steps,
+    num_copies,
+    operator_call,
+    random_cache,
+)
+from dsv4.kv_cache import HEAD_DIM, NOPE_DIM, QUANT_GROUP, WINDOW, append_kv_cache, empty_kv_cache
+from dsv4.step import (
     CSA_PAGE,
     FORMATS,
     KV_SCALE,
@@ -60,7 +60,6 @@ from dsv4.demo import (
     reference_inputs,
     workspace,
 )
-from dsv4.kv_cache import HEAD_DIM, NOPE_DIM, QUANT_GROUP, WINDOW, append_kv_cache, empty_kv_cache
 
 COLD = 3  # times L2
 FEWEST_CALLS = 16  # in a graph, so that its begin and end do not count

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import Call, median, print_head, say
+from common import median, print_head, say
 
 import dsv4
+from dsv4.bench import Call
 from dsv4.kv_cache import HEAD_DIM, empty_kv_cache
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 import dsv4
-from dsv4.demo import (
+from dsv4.bench import Call, operator_call
+from dsv4.demo import Pool, cpu_name, cpu_threads, say
+from dsv4.kv_cache import HEAD_DIM, WINDOW
+from dsv4.step import (
     CSA_PAGE,
     HCA_PAGE,
     KV_SCALE,
@@ -25,21 +28,10 @@ from dsv4.demo import (
     SLOT_BYTES,
     SOFTMAX_SCALE,
     WINDOW_PAGE,
-    Pool,
     Segment,
     Step,
-    cpu_name,
-    cpu_threads,
     workspace,
 )
-from dsv4.kv_cache import HEAD_DIM, WINDOW
-
-Call = Callable[[], object]
-
-
-def say(text: str = "") -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def print_head(title: str, method: str) -> None:
@@ -213,26 +205,6 @@ def _page_slots(pages: Tensor, page_size: int) -> Tensor:
 def copies_beyond_l2(format: str, batch: int, slots: int) -> int:
     """Copies of a problem whose KV is eight times what L2 holds."""
     return max(2, -(-8 * l2_bytes() // (batch * slots * SLOT_BYTES[format])))
-
-
-def operator_call(step: Step, out: Tensor, scratch: Tensor) -> Call:
-    """The step as a call of the operator under all front doors."""
-    window, compressed = step.window, step.compressed
-    second = () if compressed is None else (compressed.cache, compressed.table, compressed.lens)
-    return partial(
-        torch.ops.dsv4.sparse_mla_decode.out,
-        step.query,
-        window.cache,
-        window.table,
-        window.lens,
-        *second,
-        sinks=step.sinks,
-        workspace=scratch,
-        bmm1_scale=step.bmm1_scale,
-        bmm2_scale=step.bmm2_scale,
-        page_table=compressed is not None and compressed.is_page_table,
-        out=out,
-    )
 
 
 def operator_calls(steps: Sequence[Step]) -> list[Call]:

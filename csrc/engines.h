@@ -13,6 +13,7 @@ struct Engine {
   const char* targets;  // GPU targets it was compiled for, or instruction sets
   DeviceType device_type;
   bool (*serves)(const GpuInfo&);  // whether its code runs on a GPU; null for the CPU
+  bool rounds_e4m3_weights;        // to e4m3 where the cache is: exp(s_j - m) as it multiplies k_j
 
   Status (*workspace_size)(const DecodeShape&, size_t* bytes);
   Status (*sparse_mla_decode)(const DecodeProblem&, Stream);

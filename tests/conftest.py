@@ -65,6 +65,16 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_thread(monkeypatch):
+    """Small problems gain nothing from threads, and on a busy machine they wait for each other."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def engine_of(item) -> Engine | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("engine") if callspec else None

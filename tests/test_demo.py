@@ -17,13 +17,7 @@ SMALL = ["--quick", "--batch", "2", "--heads", "3"]
 FORMS = {"SWA": "token-sparse", "CSA": "token-sparse", "HCA": "HCA"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Small problems gain nothing from threads, and on a busy machine they wait for each other."""
-    before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def table(text):

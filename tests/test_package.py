@@ -194,6 +194,7 @@ def test_wheel_runs(wheel_python, tmp_path):
     folder = wheel_python.parents[1]
     info = run(wheel_python, "-m", "dsv4", "info").stdout
     assert "cpu" in info
+    assert "PASS" in run(wheel_python, "-m", "dsv4", "check", "--quick", "--forms", "packed").stdout
     # With one slot, the result is that slot's row.
     script = """
 import dsv4, torch

@@ -255,3 +255,18 @@ def test_assert_close_tells_where():
         AssertionError, match=r"out\[2, 1, 300\]: expected .* 1 of 6144 values are wrong"
     ):
         reference.assert_close(out, lse, *inputs)
+
+
+def test_engines_are_alike_within_a_step_of_each_other():
+    out, lse = torch.randn(3, 2, 512), torch.tensor([[0.0, 5.0], [-math.inf, 1.0], [2.0, 3.0]])
+    assert reference.assert_alike(out, lse, out, lse) == 0.0
+    largest = out[2, 1].abs().max()
+    near, far = out.clone(), out.clone()
+    near[2, 1, 7] += largest * 2.0**-7
+    far[2, 1, 7] += largest * 2.0**-5
+    assert reference.assert_alike(near, lse, out, lse) == pytest.approx(0.5, rel=1e-3)
+    with pytest.raises(AssertionError, match=r"out\[2, 1, 7\]: expected .* 1 of 3072 values"):
+        reference.assert_alike(far, lse, out, lse)
+    for wrong in (lse + 0.001, lse.nan_to_num(neginf=-1e30)):
+        with pytest.raises(AssertionError, match=r"lse\["):
+            reference.assert_alike(out, wrong, out, lse)

@@ -169,6 +169,7 @@ const Engine kEngine = {
     "x86-64 (generic, avx2, avx512, amx) or any (generic)",
     DeviceType::kCpu,
     nullptr,
+    false,
     workspace_size,
     sparse_mla_decode,
     merge_states,

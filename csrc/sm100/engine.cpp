@@ -84,6 +84,7 @@ const Engine kEngine = {
     "100f",
     DeviceType::kCuda,
     serves,
+    true,
     workspace_size,
     sparse_mla_decode,
     combine::merge_states,

@@ -88,6 +88,7 @@ const Engine kEngine = {
     "90a, 100f, 120f",
     DeviceType::kCuda,
     serves,
+    false,
     workspace_size,
     sparse_mla_decode,
     combine::merge_states,

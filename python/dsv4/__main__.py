@@ -1,4 +1,4 @@
-"""`python -m dsv4 info | demo`."""
+"""`python -m dsv4 info | demo | check`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "command",
-        choices=("info", "demo"),
-        help="info: this build and machine. demo: a small decode, checked against its definition",
+        choices=("info", "demo", "check"),
+        help="info: this build and machine. demo: a small decode, checked against its definition. "
+        "check: a self-test of an engine where it runs, for a bug report",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the command")
     options = parser.parse_args(argv)
@@ -23,6 +24,10 @@ def main(argv: list[str]) -> int:
 
             sys.stdout.write(report() + "\n")
             return 0
+        if options.command == "check":
+            from .check import main as check
+
+            return check(options.arguments)
         from .demo import main as demo
 
         return demo(options.arguments)

@@ -2,9 +2,8 @@
 
     append tokens to paged caches -> decode in every input form -> compare with float64 -> time
 
-`Step` is one decode in terms that all three input forms share: `arguments` writes it down as a call
-of one form, `reference_inputs` for the judge, and `eager_decode` computes it the way plain torch
-would. The benchmarks are built from the same pieces.
+Each decode is a `dsv4.step.Step`; `eager_decode` computes it the way plain torch would. The
+benchmarks are built from the same pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import datetime
 import math
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -28,33 +26,39 @@ from torch import Tensor
 import dsv4
 
 from . import reference
+from .bench import median_seconds
 from .kv_cache import (
     HEAD_DIM,
     NOPE_DIM,
     PACKED_TOKEN_BYTES,
-    PACKED_TOKEN_DATA_BYTES,
-    PACKED_TOKEN_SCALE_BYTES,
     QUANT_GROUP,
     SCALE_EXPONENT_BIAS,
     WINDOW,
     append_kv_cache,
-    empty_kv_cache,
-    is_packed,
     unpack_kv_cache,
 )
+from .step import (
+    CSA_PAGE,
+    FORMATS,
+    HCA_PAGE,
+    KV_SCALE,
+    QUERY_SCALE,
+    SLOT_BYTES,
+    SOFTMAX_SCALE,
+    WINDOW_PAGE,
+    Segment,
+    Step,
+    arguments,
+    empty_pool,
+    raw_rows,
+    reference_inputs,
+)
 
-# DeepSeek-V4-Flash, and the page sizes that vLLM gives its pools.
+# DeepSeek-V4-Flash.
 HEADS = 64
 TOP_K = 512  # compressed entries that a CSA layer's indexer picks
-SOFTMAX_SCALE = HEAD_DIM**-0.5
-WINDOW_PAGE, CSA_PAGE, HCA_PAGE = 64, 64, 2
 WINDOW_RING_PAGES = 3  # the fewest in which the 128 newest tokens find room wherever a page begins
 
-# One scale for a whole e4m3 tensor, of the size that calibration would find for these latents.
-QUERY_SCALE = KV_SCALE = 2.0**-4
-
-FORMATS = ("packed", "bf16", "e4m3")
-SLOT_BYTES = {"packed": PACKED_TOKEN_BYTES, "bf16": 2 * HEAD_DIM, "e4m3": HEAD_DIM}
 _KV_NAMES = {"packed": f"{PACKED_TOKEN_BYTES} B", "bf16": "bf16", "e4m3": "e4m3"}
 
 
@@ -76,138 +80,6 @@ LAYERS = (
     Layer("CSA", 4, CSA_PAGE, TOP_K, "token-sparse"),
     Layer("HCA", 128, HCA_PAGE, None, "HCA"),
 )
-
-
-# --- one decode, whatever form it comes in
-
-
-class Segment(NamedTuple):
-    """One of the two runs of slots that a query row attends to."""
-
-    cache: Tensor  # [pages, page_size, 584 or 512]
-    table: Tensor  # [rows, columns] int32: slots, or pages
-    lens: Tensor  # [rows] int32: how many slots count
-    is_page_table: bool = False
-
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """[rows, width] slot numbers, 0 where there is a hole, and whether there is none."""
-        page_size = self.cache.shape[1]
-        slots = self.table.long()
-        if self.is_page_table:
-            slots = reference.page_slots(slots, page_size)
-        column = torch.arange(slots.shape[1], device=slots.device)
-        valid = (slots >= 0) & (slots < self.cache.shape[0] * page_size)
-        valid &= column < self.lens[:, None]
-        return slots.where(valid, 0), valid
-
-
-class Step(NamedTuple):
-    """One decode step of one layer: a query row for each request."""
-
-    query: Tensor  # [requests, 1, heads, 512]
-    window: Segment
-    compressed: Segment | None
-    seq_lens: Tensor  # [requests] int32
-    bmm1_scale: float
-    bmm2_scale: float
-    sinks: Tensor | None  # [heads] float32
-
-    def segments(self) -> list[Segment]:
-        return [self.window] if self.compressed is None else [self.window, self.compressed]
-
-    def num_slots(self) -> int:
-        return sum(int(segment.slots()[1].sum()) for segment in self.segments())
-
-
-def arguments(form: str, step: Step) -> dict[str, object]:
-    """The step as a call of trtllm_batch_decode_sparse_mla_dsv4 in one of its three forms."""
-    window, compressed = step.window, step.compressed
-    result: dict[str, object] = {
-        "query": step.query,
-        "swa_kv_cache": window.cache,
-        "workspace_buffer": workspace(step),
-        "bmm1_scale": step.bmm1_scale,
-        "bmm2_scale": step.bmm2_scale,
-        "sinks": step.sinks,
-    }
-    if form == "packed":
-        result |= {
-            "backend": "sparse",
-            "sparse_indices": window.table,
-            "swa_topk_lens": window.lens,
-        }
-        if compressed is not None:
-            result |= {
-                "compressed_kv_cache": compressed.cache,
-                "extra_sparse_indices": compressed.table,
-                "extra_sparse_topk_lens": compressed.lens,
-            }
-    elif form == "token-sparse":
-        # The form always has both segments. A layer without the second one gives it no columns, so
-        # that any pool will do.
-        second = compressed or Segment(window.cache, window.table[:, :0], window.lens * 0)
-        result |= {
-            "backend": "trtllm-gen",
-            "sparse_indices": torch.cat([window.table, second.table], 1),
-            "sparse_topk_lens": WINDOW + second.lens,
-            "compressed_kv_cache": second.cache,
-            "seq_lens": step.seq_lens,
-        }
-    else:
-        assert compressed is not None
-        result |= {
-            "backend": "cute-dsl",
-            "hca_swa_indices": window.table,
-            "swa_topk_lens": window.lens,
-            "hca_compressed_block_tables": compressed.table,
-            "sparse_topk_lens": WINDOW + compressed.lens,
-            "hca_seq_lens": WINDOW + compressed.lens,
-            "compressed_kv_cache": compressed.cache,
-        }
-    return result
-
-
-def workspace(step: Step) -> Tensor:
-    """As many bytes as the step is fastest with."""
-    rows, _, heads, _ = step.query.shape
-    widths = [segment.slots()[0].shape[1] for segment in step.segments()]
-    size = dsv4.workspace_size(rows, heads, *widths, device=step.query.device)
-    return torch.empty(size, dtype=torch.uint8, device=step.query.device)
-
-
-def raw_rows(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The named slots: bytes of data and scales of a packed cache, else elements."""
-    pages, page_size, _ = cache.shape
-    if not is_packed(cache):
-        # torch copies whole rows from a pool without gaps, and single elements from any other.
-        if cache.is_contiguous():
-            flat = cache.view(-1, HEAD_DIM)
-            return flat.index_select(0, slots.flatten()).view(*slots.shape, HEAD_DIM), None
-        return cache[slots // page_size, slots % page_size], None
-    # Whole words: torch gathers element by element, and a byte costs it as much as eight.
-    words = cache.as_strided((pages, cache.stride(0)), (cache.stride(0), 1)).view(torch.int64)
-    word = torch.int64.itemsize
-    data_words, scale_words = PACKED_TOKEN_DATA_BYTES // word, PACKED_TOKEN_SCALE_BYTES // word
-    page, offset = slots // page_size, slots % page_size
-    parts = []
-    for begin, width in ((0, data_words), (page_size * data_words, scale_words)):
-        part = words[:, begin : begin + page_size * width].unflatten(1, (page_size, width))
-        parts.append(part[page, offset].view(torch.uint8))
-    return parts[0], parts[1]
-
-
-def reference_inputs(step: Step) -> reference.Inputs:
-    """The step for dsv4.reference, with pools that hold only the slots it names."""
-    parts: list[Tensor] = []
-    for segment in step.segments():
-        slots, valid = segment.slots()
-        rows, scales = raw_rows(segment.cache, slots)
-        if scales is not None:
-            rows = torch.cat([rows, scales], -1)  # a packed page of one token
-        order = torch.arange(slots.numel(), device=slots.device).view(slots.shape)
-        pool = reference.dequantise(rows.view(-1, 1, rows.shape[-1]))
-        parts += [pool, order.where(valid, -1), segment.lens]
-    return reference.Inputs(step.query.flatten(0, 1), *parts)
 
 
 # --- the same step in plain torch
@@ -260,19 +132,9 @@ class Pool:
 
     def __init__(self, requests: int, pages_each: int, page_size: int, device: torch.device):
         num_pages = requests * pages_each + 1  # one that belongs to nobody
-        page_bytes = page_size * PACKED_TOKEN_BYTES
-        # vLLM pads packed pages to whole multiples of a token's data.
-        padded_bytes = -(-page_bytes // PACKED_TOKEN_DATA_BYTES) * PACKED_TOKEN_DATA_BYTES
         self.page_size = page_size
         self.caches = {
-            format: empty_kv_cache(
-                num_pages,
-                page_size,
-                format=format,
-                page_stride_bytes=padded_bytes if format == "packed" else None,
-                device=device,
-            )
-            for format in FORMATS
+            format: empty_pool(num_pages, page_size, format, device) for format in FORMATS
         }
         pages = torch.randperm(num_pages, device=device)[: requests * pages_each]
         self.pages = pages.view(requests, pages_each)
@@ -305,26 +167,27 @@ class Pool:
         """True if the newest rows stand at their slots, within the rounding of each format."""
         if self.newest is None:
             return True
-        slots, kv = self.newest
-        wanted = kv.double()
-        # Half a step of e4m3 is 2^-4 of a value, near zero 2^-10 of the scale. A packed scale is at
-        # most amax / 224.
-        half_step = wanted.abs() * 2.0**-4
-        near_zero = wanted.abs().amax(1, keepdim=True) * 2.0**-17
-        allowed = {
-            "packed": half_step + near_zero,
-            "bf16": torch.zeros_like(wanted),
-            "e4m3": half_step + KV_SCALE * 2.0**-10,
-        }
-        for format, cache in self.caches.items():
-            rows, scales = raw_rows(cache, slots)
-            if scales is None:
-                got = rows.double() * (KV_SCALE if format == "e4m3" else 1.0)
-            else:
-                got = unpack_kv_cache(torch.cat([rows, scales], 1)[:, None])[:, 0].double()
-            if not bool(((got - wanted).abs() <= allowed[format]).all()):
-                return False
-        return True
+        return all(reads_back(cache, format, *self.newest) for format, cache in self.caches.items())
+
+
+def reads_back(cache: Tensor, format: str, slots: Tensor, kv: Tensor) -> bool:
+    """True if rows that were appended stand at their slots, within the rounding of the format."""
+    wanted = kv.double()
+    # Half a step of e4m3 is 2^-4 of a value, near zero 2^-10 of the scale. A packed scale is at
+    # most amax / 224.
+    half_step = wanted.abs() * 2.0**-4
+    near_zero = wanted.abs().amax(1, keepdim=True) * 2.0**-17
+    allowed = {
+        "packed": half_step + near_zero,
+        "bf16": torch.zeros_like(wanted),
+        "e4m3": half_step + KV_SCALE * 2.0**-10,
+    }
+    rows, scales = raw_rows(cache, slots)
+    if scales is None:
+        got = rows.double() * (KV_SCALE if format == "e4m3" else 1.0)
+    else:
+        got = unpack_kv_cache(torch.cat([rows, scales], 1)[:, None])[:, 0].double()
+    return bool(((got - wanted).abs() <= allowed[format]).all())
 
 
 class Caches:
@@ -426,26 +289,6 @@ def check(form: str, step: Step) -> Verdict:
     )
 
 
-def median_seconds(run: Callable[[], object], device: torch.device, budget: float) -> float:
-    """Median of the runs that fit into `budget` seconds, 3 at least, after one that warms up."""
-    times: list[float] = []
-    run()
-    end = time.perf_counter() + budget
-    while len(times) < 3 or time.perf_counter() < end:
-        if device.type == "cuda":
-            begin, finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            run()
-            finish.record()
-            finish.synchronize()
-            times.append(begin.elapsed_time(finish) * 1e-3)
-        else:
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 # --- what is printed
 
 
@@ -489,7 +332,7 @@ step in torch with as many threads (gather, dequantise, matmul, softmax, matmul;
 and bf16 matmul). ratio: eager / time."""
 
 
-def _say(text: str = "") -> None:
+def say(text: str = "") -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -522,18 +365,24 @@ def cpu_threads() -> int:
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else len(os.sched_getaffinity(0))
 
 
-def _choose_device() -> tuple[torch.device, str, str]:
-    """Device, engine, and why no GPU. The GPU must run all forms; else it is the CPU."""
-    simd = dsv4.build_info()["simd"]
-    cpu = torch.device("cpu"), f"cpu {simd}"
+def usable_gpu() -> tuple[torch.device | None, str]:
+    """The current GPU if it runs all forms; else None, and why not."""
     if not torch.cuda.is_available():
-        return *cpu, "torch sees no GPU"
+        return None, "torch sees no GPU"
     device = torch.device("cuda", torch.cuda.current_device())
     for format in FORMATS:
         dtype = torch.float8_e4m3fn if format == "e4m3" else torch.bfloat16
         support = dsv4.supports(HEADS, query_dtype=dtype, kv_format=format, device=device)
         if not support:
-            return *cpu, support.reason
+            return None, support.reason
+    return device, ""
+
+
+def _choose_device() -> tuple[torch.device, str, str]:
+    """Device, engine, and why no GPU."""
+    device, why_not = usable_gpu()
+    if device is None:
+        return torch.device("cpu"), f"cpu {dsv4.build_info()['simd']}", why_not
     major, minor = torch.cuda.get_device_capability(device)
     return device, f"gpu sm_{major}{minor}", ""
 
@@ -574,7 +423,7 @@ def _print_head(batch: int, heads: int, device: torch.device, engine: str, why_n
         where += f", busy (load average {os.getloadavg()[0]:.1f}: times are rough)"
     if device.type == "cuda":
         where = f"{torch.cuda.get_device_name(device)} (host: {where})"
-    _say(
+    say(
         f"dsv4 {dsv4.__version__}, torch {torch.__version__}, "
         f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}\n"
         f"Engine: {engine} on {where}" + (f". No GPU: {why_no_gpu}" if why_no_gpu else "") + "\n"
@@ -592,7 +441,7 @@ def _print_caches(context: int, pools: list[Pool]) -> bool:
         f"{format} {rows / sum(pool.append_seconds[format] for pool in pools) / 1e6:.2f}"
         for format in FORMATS
     )
-    _say(
+    say(
         f"context {context:,}: {rows:,} rows appended to shuffled pages, million rows/s: {speeds}; "
         f"read back: {'ok' if ok else 'FAILED'}"
     )
@@ -621,10 +470,10 @@ def main(argv: list[str]) -> int:
         caches = Caches(batch, context, device)
         pools = {layer.name: caches.compressed(layer) for layer in LAYERS}
         progress.clear()
-        _say()
+        say()
         num_checks += 1
         num_failed += not _print_caches(context, [caches.window, *filter(None, pools.values())])
-        _say(_row(tuple(name for name, _ in _COLUMNS)))
+        say(_row(tuple(name for name, _ in _COLUMNS)))
         for layer in LAYERS:
             for format in FORMATS:
                 form = "packed" if format == "packed" else layer.plain_form
@@ -641,7 +490,7 @@ def main(argv: list[str]) -> int:
                 num_slots = step.num_slots()
                 num_bytes = num_slots * SLOT_BYTES[format]
                 progress.clear()
-                _say(
+                say(
                     _row(
                         (
                             layer.name,
@@ -661,9 +510,9 @@ def main(argv: list[str]) -> int:
                     )
                 )
 
-    _say(_LEGEND)
+    say(_LEGEND)
     passed = f"{num_checks - num_failed} of {num_checks} checks passed"
-    _say(f"{passed} in {time.monotonic() - start:.0f} s.")
+    say(f"{passed} in {time.monotonic() - start:.0f} s.")
     return 1 if num_failed else 0
 
 

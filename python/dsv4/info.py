@@ -30,8 +30,9 @@ def build_info() -> dict[str, Any]:
     driver          newest CUDA version that the installed driver serves, or "none"
     gpus            [{"index", "name", "sm"}, ...]
     gpu_reason      why there is no GPU, or ""
-    engines         [{"name", "targets", "usable", "reason"}, ...]: what the build holds, and why an
-                    engine cannot run here
+    engines         [{"name", "targets", "usable", "reason", "rounds_e4m3_weights"}, ...]: what the
+                    build holds, why an engine cannot run here, and whether it rounds the weights
+                    exp(s_j - m) of e4m3 caches to e4m3 too
     simd            instruction set that the CPU engine uses here
     """
     return json.loads(call(operators().build_info.default))

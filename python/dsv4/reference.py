@@ -6,8 +6,9 @@
 
 `token_sparse`, `hca` and `packed` turn the arguments of the three public forms into `Inputs`: query
 rows, dequantised pools of slots, and one table of slots and one length for each row and segment.
-`decode(*inputs)` is the definition; `decode_rounded(*inputs)` is the same sum as a bf16 GPU kernel
-would do it, and its error sets what `assert_close` allows an engine.
+`decode(*inputs)` is the definition; `decode_rounded(*inputs)` is the same sum as a GPU kernel would
+do it, and its error sets what `assert_close` allows an engine. `assert_alike` compares two engines
+where the definition would take too long.
 """
 
 from __future__ import annotations
@@ -307,6 +308,31 @@ def assert_close(
         allowed = lse_tolerance(lse64, lse_fp32)
         used = max(used, _assert_within("lse", lse.reshape(lse64.shape), lse64, allowed))
     return used
+
+
+def assert_alike(
+    out: Tensor,
+    lse: Tensor,
+    wanted: Tensor,
+    wanted_lse: Tensor,
+    weights: torch.dtype = torch.bfloat16,
+) -> float:
+    """Raises AssertionError unless an engine's results are those of another, or of the definition.
+
+    Each number of out may differ by 2^-6 of the largest of its row and head: four bf16 steps, as
+    the operands, the weights and out may be rounded to bf16 on one side and not on the other; by
+    2^-3, two e4m3 steps, if an engine rounds weights to e4m3. lse,
+    of float32 sums, by 2^-14 of max(1, |lse|). Infinities and NaNs must stand at the same places.
+    Returns the largest share of these tolerances that was used, 0 (equal) to 1.
+    """
+    step = 2.0**-3 if weights == torch.float8_e4m3fn else 2.0**-6
+    used = _assert_within(
+        "out", out.reshape(wanted.shape), wanted.double(), _largest(wanted.double()) * step
+    )
+    wanted_lse = wanted_lse.double()
+    allowed = _largest(wanted_lse[..., None]).clamp(min=1.0) * 2.0**-14
+    got = lse.reshape(wanted_lse.shape)[..., None]
+    return max(used, _assert_within("lse", got, wanted_lse[..., None], allowed))
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ const Engine kEngine = {
     "90",
     DeviceType::kCuda,
     nullptr,
+    false,
     workspace_size,
     read_slot_0,
     race,
