@@ -30,8 +30,8 @@ SHARED_BYTES_PER_CLOCK = 128  # of an SM, all uses of shared memory together
 K_BYTES = 32  # of a row of an operand, in one tensor-core instruction
 COUNTED_MMA_SYNC_FLOP = 1024  # at 16 bits: the rate behind matrix_cycles of mma.sync
 
-# Lanes an SM in one clock.
-# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions
+# Lanes an SM in one clock, taken for all GPUs: the special functions' nominal rate; of conversions,
+# about what an H200 does (2.2 clocks a warp instruction of a scheduler, csrc/sm120/measured.md).
 SPECIAL_LANES, CONVERSION_LANES = 16, 64
 _SPECIAL = re.compile(r"(ex2|lg2|sin|cos|tanh|rsqrt|(rcp|sqrt)\.approx)\b")
 _CONVERSION = re.compile(r"cvt\..*(f16|f32|f64|e4m3|e5m2|e2m1|e8m0)")  # bf16, tf32 with them
