@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,7 +27,15 @@ ENGINES = {
 TOO_LONG = "too long for the simulator"
 SCHEDULES = ["eager", "lazy", "random"]
 MAX_STEPS = 100_000  # slots x rows x blocks of 16 heads in a decode; each takes about 0.1 ms
-_DEFAULTS = {"schedule": "eager", "seed": "1", "budget": "64", "check": "1", "count": "0"}
+_DEFAULTS = {
+    "schedule": "eager",
+    "seed": "1",
+    "budget": "64",
+    "check": "1",
+    "count": "0",
+    "clusters": "all",
+}
+_LAUNCHES, _SCHEDULES = 3, 4  # of dsv4_sim_text_kind
 
 
 @functools.cache
@@ -74,3 +84,28 @@ def options(**values: str) -> Iterator[None]:
     finally:
         for name in values:
             set_option(name, os.environ.get(f"DSV4_SIM_{name.upper()}") or _DEFAULTS[name])
+
+
+class Record(NamedTuple):
+    """What a call of the library did; dsv4_sim.h says what the entries hold."""
+
+    launches: list[dict[str, Any]]
+    schedules: list[dict[str, Any]]
+
+
+def record(call: Callable[[], object], **values: str) -> Record:
+    """Runs a call with these options, and counts."""
+    library().dsv4_sim_reset()
+    with options(count="1", **values):
+        call()
+    return Record(_records(_LAUNCHES), _records(_SCHEDULES))
+
+
+def _records(kind: int) -> list[dict[str, Any]]:
+    library().dsv4_sim_num_texts.restype = ctypes.c_size_t
+    library().dsv4_sim_text.restype = ctypes.c_char_p
+    library().dsv4_sim_text.argtypes = [ctypes.c_int, ctypes.c_size_t]
+    return [
+        json.loads(library().dsv4_sim_text(kind, index))
+        for index in range(library().dsv4_sim_num_texts(kind))
+    ]

@@ -292,7 +292,8 @@ struct Options {
   // What a launch wrote that this one need not wait for (programmatic dependent launch): reading it
   // before griddepcontrol.wait is reported.
   std::shared_ptr<const GlobalWrites> previous;
-  uint32_t registers_per_thread = 0;  // as ptxas -v says, for the lints; 0: not known
+  uint32_t registers_per_thread = 0;   // as ptxas -v says, for the lints; 0: not known
+  uint64_t max_clusters = UINT64_MAX;  // of the grid, the first ones; the others do not run
 };
 
 struct LaunchShape {

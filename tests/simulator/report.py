@@ -28,6 +28,13 @@ from typing import Any
 SCHEDULERS = 4  # of an SM; warp w belongs to scheduler w % 4
 SHARED_BYTES_PER_CLOCK = 128  # of an SM, all uses of shared memory together
 K_BYTES = 32  # of a row of an operand, in one tensor-core instruction
+COUNTED_MMA_SYNC_FLOP = 1024  # at 16 bits: the rate behind matrix_cycles of mma.sync
+
+# Lanes an SM in one clock, taken for all GPUs: the special functions' nominal rate; of conversions,
+# about what an H200 does (2.2 clocks a warp instruction of a scheduler, csrc/sm120/measured.md).
+SPECIAL_LANES, CONVERSION_LANES = 16, 64
+_SPECIAL = re.compile(r"(ex2|lg2|sin|cos|tanh|rsqrt|(rcp|sqrt)\.approx)\b")
+_CONVERSION = re.compile(r"cvt\..*(f16|f32|f64|e4m3|e5m2|e2m1|e8m0)")  # bf16, tf32 with them
 
 
 @dataclass
@@ -37,6 +44,7 @@ class Gpu:
     bytes_per_second: float
     sms: int
     clocks_per_second: float
+    mma_sync_flop: float  # of an SM in a clock, at 16 bits
 
     @property
     def bytes_per_clock(self) -> float:
@@ -44,10 +52,11 @@ class Gpu:
 
 
 GPUS = {
-    "H200": Gpu(4.8e12, 132, 1.755e9),
-    "B200": Gpu(8.0e12, 148, 1.85e9),
-    "RTX_PRO_6000": Gpu(1.79e12, 188, 2.4e9),
-    "GB10": Gpu(0.27e12, 48, 2.4e9),
+    # The clock that it holds in csrc/sm120/measured.md; of mma.sync, 6.6 clocks an m16n8k16 there.
+    "H200": Gpu(4.8e12, 132, 1.98e9, 4096 * SCHEDULERS / 6.6),
+    "B200": Gpu(8.0e12, 148, 1.85e9, 4096 * SCHEDULERS / 6.6),  # mma.sync: as an H200, a guess
+    "RTX_PRO_6000": Gpu(1.79e12, 188, 2.4e9, 1024),
+    "GB10": Gpu(0.27e12, 48, 2.4e9, 1024),
 }
 
 Counters = dict[str, Any]
@@ -58,6 +67,7 @@ _SUMS = [
     "bulk_load_bytes",
     "bulk_store_bytes",
     "distributed_shared_bytes",
+    "num_sectors",
     "matrix_flop",
     "matrix_cycles",
 ]
@@ -81,6 +91,7 @@ def counters_of(result) -> Counters:
     return {
         "warps": warps,
         "matrix_instructions": dict(counters.matrix_instructions),
+        "opcodes": dict(counters.opcodes),
         **{name: getattr(counters, name) for name in _SUMS},
     }
 
@@ -110,35 +121,90 @@ def operand_bytes(counters: Counters) -> int:
     return total
 
 
-def floors(counters: Counters, gpu: Gpu, sms: int = 1) -> dict[str, float]:
-    """Clocks of each pipe, of one of `sms` SMs that share the work evenly."""
+def warp_instructions(warp: dict[str, Any], moves: bool = True) -> int:
+    """moves False: without those of class move, most of which ptxas does away with."""
+    instructions = warp["instructions"]
+    return sum(instructions.values()) - (0 if moves else instructions["move"])
+
+
+def issue_clocks(counters: Counters, moves: bool = True) -> int:
+    """Of the busiest scheduler."""
     issued = [0] * SCHEDULERS
     for index, warp in enumerate(counters["warps"]):
-        issued[index % SCHEDULERS] += sum(warp["instructions"].values())
-    wavefronts = sum(
-        warp["shared_load_wavefronts"] + warp["shared_store_wavefronts"]
-        for warp in counters["warps"]
+        issued[index % SCHEDULERS] += warp_instructions(warp, moves)
+    return max(issued)
+
+
+def shared_wavefronts(counters: Counters) -> tuple[int, int]:
+    """Of loads and of stores."""
+    loads, stores = (
+        sum(warp[f"shared_{what}_wavefronts"] for warp in counters["warps"])
+        for what in ("load", "store")
     )
-    moved = sum(
-        counters[name] for name in ("cp_async_bytes", "bulk_load_bytes", "bulk_store_bytes")
-    )
-    shared = wavefronts + (moved + operand_bytes(counters)) / SHARED_BYTES_PER_CLOCK
-    memory = sum(
-        counters[name]
-        for name in (
-            "global_load_bytes",
-            "global_store_bytes",
-            "cp_async_bytes",
-            "bulk_load_bytes",
-            "bulk_store_bytes",
-        )
-    )
-    return {
-        "issue": max(issued) / sms,
-        "shared memory": shared / sms,
-        "matrix": counters["matrix_cycles"] / sms,
-        "global memory": memory / gpu.bytes_per_clock / sms,
+    return loads, stores
+
+
+def fill_bytes(counters: Counters) -> int:
+    """What copies move into shared memory and out of it."""
+    return sum(counters[name] for name in ("cp_async_bytes", "bulk_load_bytes", "bulk_store_bytes"))
+
+
+def shared_clocks(counters: Counters) -> float:
+    moved = fill_bytes(counters) + operand_bytes(counters)
+    return sum(shared_wavefronts(counters)) + moved / SHARED_BYTES_PER_CLOCK
+
+
+def global_bytes(counters: Counters) -> int:
+    """Between an SM and L2."""
+    plain = counters["global_load_bytes"] + counters["global_store_bytes"]
+    return plain + fill_bytes(counters)
+
+
+def matrix_clocks(counters: Counters, gpu: Gpu, half_rate_m64: bool = False) -> float:
+    """half_rate_m64: as if tcgen05.mma of one CTA with M = 64, not .ws, took twice as long."""
+    clocks = counters["matrix_cycles"]
+    shapes = counters["matrix_instructions"]
+    if any(shape.startswith("mma.") for shape in shapes):
+        return clocks * COUNTED_MMA_SYNC_FLOP / gpu.mma_sync_flop
+    if not half_rate_m64:
+        return clocks
+    # All instructions read K_BYTES of a row, so that their clocks are as M times N.
+    work = {shape: count * _rows_times_columns(shape) for shape, count in shapes.items()}
+    half = sum(n for shape, n in work.items() if re.match(r"tcgen05\.\w+\.cg1 M64 ", shape))
+    return clocks * (1 + half / sum(work.values())) if half else clocks
+
+
+def _rows_times_columns(shape: str) -> int:
+    size = re.search(r" M(\d+) N(\d+)", shape)
+    return int(size[1]) * int(size[2]) if size is not None else 0
+
+
+def _lane_clocks(counters: Counters, opcodes: re.Pattern[str], lanes: int) -> float:
+    found = sum(count for name, count in counters["opcodes"].items() if opcodes.match(name))
+    return found * 32 / lanes
+
+
+def special_clocks(counters: Counters) -> float:
+    """Exponentials, reciprocals and so on."""
+    return _lane_clocks(counters, _SPECIAL, SPECIAL_LANES)
+
+
+def conversion_clocks(counters: Counters) -> float:
+    """From and to floating-point formats."""
+    return _lane_clocks(counters, _CONVERSION, CONVERSION_LANES)
+
+
+def floors(counters: Counters, gpu: Gpu, sms: int = 1) -> dict[str, float]:
+    """Clocks of each pipe, of one of `sms` SMs that share the work evenly."""
+    clocks = {
+        "issue": issue_clocks(counters),
+        "shared memory": shared_clocks(counters),
+        "matrix": matrix_clocks(counters, gpu),
+        "conversion": conversion_clocks(counters),
+        "special functions": special_clocks(counters),
+        "global memory": global_bytes(counters) / gpu.bytes_per_clock,
     }
+    return {pipe: value / sms for pipe, value in clocks.items()}
 
 
 def _lines(

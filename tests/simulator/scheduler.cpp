@@ -470,7 +470,7 @@ LaunchResult run(const Program& program, const LaunchShape& shape, const void* p
     }
   }
   try {
-    while (!launch.pending.empty()) {
+    for (uint64_t i = 0; i < options.max_clusters && !launch.pending.empty(); ++i) {
       const Dim3 first = launch.pending.front();
       launch.pending.pop_front();
       run_cluster(*start_cluster(launch, first));

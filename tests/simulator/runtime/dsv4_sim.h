@@ -19,7 +19,10 @@ extern "C" {
  * - budget: instructions that a warp runs before the next one
  * - check: 1 (default): reports of the checker fail the launch; report: they are only kept; 0: no
  *   checker
- * - count: 1: count opcodes, sectors and shared-memory wavefronts too
+ * - count: 1: count opcodes, sectors and shared-memory wavefronts too, and keep DSV4_SIM_LAUNCHES
+ * and DSV4_SIM_SCHEDULES
+ * - clusters: all (default), or how many clusters of each grid run, the first ones; 0: launches are
+ * checked, but nothing runs
  * Returns 0, or -1 for an unknown option or value. */
 int dsv4_sim_set(const char* option, const char* value);
 
@@ -47,7 +50,17 @@ void dsv4_sim_all_launches(
     struct dsv4_sim_counters* counters); /* since the start or the last reset */
 
 /* What launches reported, all together. */
-enum dsv4_sim_text_kind { DSV4_SIM_RACES, DSV4_SIM_UNANCHORED, DSV4_SIM_LINTS };
+enum dsv4_sim_text_kind {
+  DSV4_SIM_RACES,
+  DSV4_SIM_UNANCHORED,
+  DSV4_SIM_LINTS,
+  /* With count, JSON in the order of the launches: {"kernel", "grid", "block", "cluster",
+   * "counters"}; the counters are those of report.py. */
+  DSV4_SIM_LAUNCHES,
+  /* With count, in a simulated libdsv4, JSON: what its engines got of make_schedule (schedule.h).
+   */
+  DSV4_SIM_SCHEDULES
+};
 size_t dsv4_sim_num_texts(enum dsv4_sim_text_kind kind);
 const char* dsv4_sim_text(enum dsv4_sim_text_kind kind, size_t index);
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "runtime/launch_record.h"
 #include "runtime/state.h"
 
 namespace dsv4::simulator::cuda {
@@ -118,6 +119,10 @@ void run_kernel(const Program& program, const LaunchShape& shape,
   }
   last_writes(request.stream) = result.writes;
   ++s.num_launches;
+  if (options.count) {
+    const std::string kernel = demangled(program.function->name);
+    s.launch_records.push_back(launch_record(kernel, shape, result.counters));
+  }
   s.all_launches.add(result.counters);
   s.last_launch = std::move(result.counters);
   append(s.races, result.races);

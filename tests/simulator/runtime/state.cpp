@@ -12,7 +12,8 @@
 namespace dsv4::simulator::cuda {
 namespace {
 
-constexpr const char* kOptions[] = {"gpu", "schedule", "seed", "budget", "check", "count"};
+constexpr const char* kOptions[] = {"gpu",   "schedule", "seed",    "budget",
+                                    "check", "count",    "clusters"};
 
 std::vector<std::string> split_at_commas(const std::string& text) {
   std::vector<std::string> parts(1);
@@ -111,6 +112,10 @@ std::string State::set(const std::string& option, const std::string& value) {
     options.check = check != Check::kOff;
     return "";
   }
+  if (option == "clusters" && value == "all") {
+    options.max_clusters = UINT64_MAX;
+    return "";
+  }
   if (!to_number(value, &number)) return "expected a number, got " + value;
   if (option == "seed") {
     options.seed = number;
@@ -119,6 +124,8 @@ std::string State::set(const std::string& option, const std::string& value) {
     options.budget = int(number);
   } else if (option == "count") {
     options.count = number != 0;
+  } else if (option == "clusters") {
+    options.max_clusters = number;
   } else {
     return "unknown option " + option;
   }
@@ -143,6 +150,23 @@ using namespace dsv4::simulator;
 using namespace dsv4::simulator::cuda;
 
 namespace {
+
+const std::vector<std::string>* texts_of(dsv4_sim_text_kind kind) {
+  const State& s = state();
+  switch (kind) {
+    case DSV4_SIM_RACES:
+      return &s.races;
+    case DSV4_SIM_LINTS:
+      return &s.lints;
+    case DSV4_SIM_LAUNCHES:
+      return &s.launch_records;
+    case DSV4_SIM_SCHEDULES:
+      return &s.schedule_records;
+    case DSV4_SIM_UNANCHORED:
+      break;
+  }
+  return nullptr;  // a set
+}
 
 void summarise(const Counters& counters, uint64_t launches, dsv4_sim_counters* result) {
   const WarpCounters total = counters.total();
@@ -186,6 +210,8 @@ void dsv4_sim_reset(void) {
   s.last_launch = s.all_launches = {};
   s.races.clear();
   s.lints.clear();
+  s.launch_records.clear();
+  s.schedule_records.clear();
   s.unanchored.clear();
   thread_state().last_error = cudaSuccess;
 }
@@ -205,18 +231,16 @@ void dsv4_sim_all_launches(dsv4_sim_counters* counters) {
 
 size_t dsv4_sim_num_texts(dsv4_sim_text_kind kind) {
   std::lock_guard lock(state().mutex);
-  const State& s = state();
-  return kind == DSV4_SIM_RACES   ? s.races.size()
-         : kind == DSV4_SIM_LINTS ? s.lints.size()
-                                  : s.unanchored.size();
+  const std::vector<std::string>* const texts = texts_of(kind);
+  return texts != nullptr ? texts->size() : state().unanchored.size();
 }
 
 const char* dsv4_sim_text(dsv4_sim_text_kind kind, size_t index) {
   std::lock_guard lock(state().mutex);
-  const State& s = state();
   if (index >= dsv4_sim_num_texts(kind)) return nullptr;
-  if (kind == DSV4_SIM_UNANCHORED) return std::next(s.unanchored.begin(), long(index))->c_str();
-  return (kind == DSV4_SIM_RACES ? s.races : s.lints)[index].c_str();
+  const std::vector<std::string>* const texts = texts_of(kind);
+  if (texts != nullptr) return (*texts)[index].c_str();
+  return std::next(state().unanchored.begin(), long(index))->c_str();
 }
 
 }  // extern "C"

@@ -83,7 +83,7 @@ struct State {
   cudaError_t broken = cudaSuccess;  // after a failed launch: the answer to everything
   uint64_t num_launches = 0;
   Counters last_launch, all_launches;
-  std::vector<std::string> races, lints;
+  std::vector<std::string> races, lints, schedule_records, launch_records;
   std::set<std::string> unanchored;
 
   // Returns what is wrong, or "".
