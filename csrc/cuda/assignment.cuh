@@ -17,8 +17,9 @@ struct Assignment {
   RowParts row_parts;  // to be told to the combine, where count is not 0
 };
 
-__device__ __forceinline__ Assignment make_assignment(const Share& share, const Work& work,
-                                                      int32_t first_head) {
+template <int kWindowUnit>
+__device__ __forceinline__ Assignment make_assignment(const Share<kWindowUnit>& share,
+                                                      const Work& work, int32_t first_head) {
   return {work.row,
           first_head,
           work.end - work.begin,

@@ -44,7 +44,6 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
   for (int tile = 0; tile < costs.num_tiles; ++tile) {
     Schedule schedule;
     schedule.unit_slots = costs.unit_slots[tile];
-    schedule.window_unit = costs.window_unit;
     const int64_t slots = divide_up(input.window_slots, costs.window_unit) * costs.window_unit +
                           input.compressed_slots;
     const int64_t units = std::max<int64_t>(1, divide_up(slots, schedule.unit_slots));

@@ -21,7 +21,6 @@ struct Schedule {
   int32_t num_head_tiles = 1;
   int32_t head_tile = 0;  // heads of a block
   int32_t unit_slots = 0;
-  int32_t window_unit = 1;  // a power of 2: the compressed slots of a row begin at a multiple of it
   bool balanced = false;
 
   // Workspace of a balanced schedule, in bytes from its start: partial outputs
@@ -44,7 +43,7 @@ struct EngineCosts {
   double combine;         // a combine kernel
   double combine_part;    // each part of a row in it
   double partial_head;    // writing and reading a head's partial result, by all blocks together
-  int32_t window_unit;    // as in Schedule
+  int32_t window_unit;    // the compressed slots of a row begin at a multiple of it, a power of 2
 };
 
 struct ScheduleInput {

@@ -10,7 +10,7 @@
 namespace dsv4 {
 
 // Slots [begin, end) of a row: its active window columns, up to window_length, and from window_end
-// on its active compressed columns. Between these two are less than Schedule::window_unit holes.
+// on its active compressed columns. Between these two are less than kWindowUnit holes.
 struct Work {
   int32_t row;
   int32_t begin, end;
@@ -66,6 +66,8 @@ __device__ __forceinline__ RowLengths row_lengths(const DecodeProblem& problem, 
 }
 
 // All lanes of a warp construct it and step through it together.
+// kWindowUnit: EngineCosts::window_unit.
+template <int kWindowUnit>
 class Share {
  public:
   __device__ __forceinline__ Share(const DecodeProblem& problem, const Schedule& schedule,
@@ -122,8 +124,8 @@ class Share {
     const RowLengths lengths = row_lengths(problem_, row);
     return units_of(window_end(lengths) + lengths.compressed);
   }
-  __device__ __forceinline__ int32_t window_end(const RowLengths& lengths) const {
-    return (lengths.window + schedule_.window_unit - 1) & -schedule_.window_unit;
+  __device__ __forceinline__ static int32_t window_end(const RowLengths& lengths) {
+    return (lengths.window + kWindowUnit - 1) & -kWindowUnit;
   }
   // The products are below 2^32: make_schedule sees to it.
   __device__ __forceinline__ int32_t first_unit(int32_t share) const {

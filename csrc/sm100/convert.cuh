@@ -138,8 +138,9 @@ __device__ __forceinline__ void store_granule(uint8_t* bytes, int first_slot, in
 // read a tile before.
 template <class Cfg>
 __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
-                                                 SharedStorage<Cfg>& smem, const Share& share,
-                                                 int first_head, int warp) {
+                                                 SharedStorage<Cfg>& smem,
+                                                 const Share<kWindowUnit>& share, int first_head,
+                                                 int warp) {
   static_assert(Cfg::kGranulesPerTile == kWideGranules + 1);
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;

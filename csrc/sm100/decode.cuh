@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   } else if (warp == Cfg::kOutputWarp) {
     if (ptx::elect_one()) multiply_outputs<Cfg>(smem, tensor);
   } else if (warp >= Cfg::kFirstGatherWarp) {
-    const Share share(params.problem, params.schedule, blockIdx.x / num_tiles);
+    const Share<kWindowUnit> share(params.problem, params.schedule, blockIdx.x / num_tiles);
     const int gather_warp = warp - Cfg::kFirstGatherWarp;
     if constexpr (Cfg::kConverts) {
       load_and_convert<Cfg>(params, smem, share, first_head, gather_warp);

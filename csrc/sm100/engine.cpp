@@ -29,7 +29,7 @@ EngineCosts costs(KvFormat format) {
   costs.combine = 3.0;
   costs.combine_part = 0.1;
   costs.partial_head = 0.0007;
-  costs.window_unit = 4;
+  costs.window_unit = kWindowUnit;
   return costs;
 }
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ void copy_granule(const DecodeParams& params, SharedS
 // place might be NaN, which times a weight of 0 is NaN.
 template <class Cfg>
 __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                       const Share& share, int first_head, int warp) {
+                                       const Share<kWindowUnit>& share, int first_head, int warp) {
   const int lane = threadIdx.x % 32;
   TileStream<Cfg> tiles(params, smem, share, first_head, warp);
   typename TileStream<Cfg>::Slot slot;

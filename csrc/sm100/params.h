@@ -22,7 +22,8 @@ struct DecodeParams : cuda::DecodePlan {
   DecodeProblem problem;
 };
 
-inline constexpr int kHeadTile = 64;  // M of the multiplications of a block
+inline constexpr int kWindowUnit = 4;  // of schedule.h: a gather takes four rows of one pool
+inline constexpr int kHeadTile = 64;   // M of the multiplications of a block
 
 constexpr int tile_slots(KvFormat format) { return format == KvFormat::kFloat8E4M3 ? 128 : 64; }
 

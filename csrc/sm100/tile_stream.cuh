@@ -20,7 +20,7 @@ class TileStream {
   };
 
   __device__ __forceinline__ TileStream(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                        const Share& share, int first_head, int warp)
+                                        const Share<kWindowUnit>& share, int first_head, int warp)
       : problem_(params.problem),
         smem_(smem),
         share_(share),
@@ -75,7 +75,7 @@ class TileStream {
 
   const DecodeProblem& problem_;
   SharedStorage<Cfg>& smem_;
-  Share share_;
+  Share<kWindowUnit> share_;
   int first_head_;
   bool announces_;
   int32_t first_slot_;  // of the warp's in a tile

@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= Cfg::kMathWarps) {
     ptx::shrink_registers<Cfg::kProducerRegisters>();
-    produce<Cfg>(params, smem, Share(params.problem, params.schedule, share_index), first_head,
-                 warp - Cfg::kMathWarps);
+    produce<Cfg>(params, smem, Share<kWindowUnit>(params.problem, params.schedule, share_index),
+                 first_head, warp - Cfg::kMathWarps);
   } else {
     ptx::grow_registers<Cfg::kMathRegisters>();
     compute<Cfg>(params, smem, warp);

@@ -60,7 +60,7 @@ class SlotStream {
   };
 
   __device__ __forceinline__ SlotStream(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                        const Share& share, int first_head, int warp)
+                                        const Share<kWindowUnit>& share, int first_head, int warp)
       : problem_(params.problem),
         smem_(smem),
         share_(share),
@@ -116,7 +116,7 @@ class SlotStream {
 
   const DecodeProblem& problem_;
   SharedStorage<Cfg>& smem_;
-  Share share_;
+  Share<kWindowUnit> share_;
   int first_head_;
   bool announces_;
   Ring<Cfg::kAssignments> works_;
@@ -131,7 +131,7 @@ class SlotStream {
 // Fills the ring. Indices are read two stages ahead of their keys.
 template <class Cfg>
 __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                        const Share& share, int first_head, int warp) {
+                                        const Share<kWindowUnit>& share, int first_head, int warp) {
   using Format = typename Cfg::Format;
   using Slot = typename SlotStream<Cfg>::Slot;
   const int lane = threadIdx.x % 32;

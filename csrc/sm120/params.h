@@ -14,6 +14,7 @@ struct DecodeParams : cuda::DecodePlan {
   bool out_aligned;
 };
 
+inline constexpr int kWindowUnit = 1;  // of schedule.h: a stage takes any slots
 inline constexpr int kSmallHeadTile = 16, kLargeHeadTile = 32;
 
 // Slots of one step of the kernel's loop: what two stages leave room for.

@@ -175,6 +175,7 @@ constexpr Engine kSimulated = {
     kChoices[kChoice].targets,
     DeviceType::kCpu,
     nullptr,
+    false,
     workspace_size<kChoice>,
     run<kChoice, DecodeProblem, &Engine::sparse_mla_decode>,
     run<kChoice, MergeProblem, &Engine::merge_states>,
