@@ -217,6 +217,8 @@ def table(
         yield f"| {kind} | {every[kind]} | {plain[kind]} | {checked[kind]} |"
     yield f"| all | {every.total()} | {plain.total()} | {checked.total()} |"
     yield ""
+    if not left:
+        return
     yield "Not caught, with the reason:"
     yield ""
     for why, those in left.items():
