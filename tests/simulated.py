@@ -67,11 +67,15 @@ def skip_if_too_long(rows: int, heads: int, slots: int) -> None:
         pytest.skip(TOO_LONG)
 
 
+def last_error() -> str:
+    library().dsv4_sim_last_error.restype = ctypes.c_char_p
+    return library().dsv4_sim_last_error().decode()
+
+
 def set_option(name: str, value: str) -> None:
     """Sets an option of dsv4_sim.h for all calls from now on."""
     if library().dsv4_sim_set(name.encode(), value.encode()) != 0:
-        library().dsv4_sim_last_error.restype = ctypes.c_char_p
-        raise ValueError(f"{name}: {library().dsv4_sim_last_error().decode()}")
+        raise ValueError(f"{name}: {last_error()}")
 
 
 @contextlib.contextmanager
@@ -109,3 +113,28 @@ def _records(kind: int) -> list[dict[str, Any]]:
         json.loads(library().dsv4_sim_text(kind, index))
         for index in range(library().dsv4_sim_num_texts(kind))
     ]
+
+
+def modules() -> list[str]:
+    """The PTX of the modules that kernels have been launched from. A module keeps its index."""
+    function = library().dsv4_sim_module_ptx
+    function.argtypes, function.restype = [ctypes.c_size_t], ctypes.c_char_p
+    return [function(index).decode() for index in range(library().dsv4_sim_num_modules())]
+
+
+def replace_ptx(module: int, ptx: str | None) -> None:
+    """Runs other PTX in place of a module's from now on; None: its own."""
+    function = library().dsv4_sim_replace_ptx
+    function.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
+    if function(module, None if ptx is None else ptx.encode()) != 0:
+        raise ValueError(last_error())
+
+
+@contextlib.contextmanager
+def replaced(module: int, ptx: str) -> Iterator[None]:
+    """Runs other PTX in place of a module's within a block."""
+    replace_ptx(module, ptx)
+    try:
+        yield
+    finally:
+        replace_ptx(module, None)

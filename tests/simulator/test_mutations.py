@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import pytest
 import torch
 
 import simulator
+from simulator.mutations import NOT_MODELLED, Mutant, Outcome, frames, mutants, table
 from simulator.pipeline import SOURCE, inputs, ptx
 
 README = Path(__file__).parent / "README.md"
@@ -51,102 +50,19 @@ def complaint(text: str, target: str, schedule: tuple[str, int], check: bool) ->
     return f"lint: {result.lints[0]}" if result.lints else None
 
 
-# --- mutations ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Mutation:
-    kind: str
-    instruction: str  # pattern of the whole statement
-    replacement: Callable[[re.Match], str] | str = ""
-
-
-def other_count(step: str) -> Callable[[re.Match], str]:
-    return lambda m: (
-        f"{{ .reg .b32 other; {step}.u32 other, {m[2]}, 1; mbarrier.init{m[1]}, other; }}"
-    )
-
-
-MUTATIONS = [
-    Mutation(
-        "mbarrier wait always true",
-        r"mbarrier\.try_wait\S*\s+([%\w]+), [^;]*;",
-        lambda m: f"setp.eq.u32 {m[1]}, 0, 0;",
-    ),
-    Mutation(
-        "mbarrier wait relaxed",
-        r"(mbarrier\.try_wait\.parity)([^;]*;)",
-        lambda m: f"{m[1]}.relaxed.cta{m[2]}",
-    ),
-    Mutation("mbarrier arrive dropped", r"mbarrier\.arrive[^;]*;"),
-    Mutation(
-        "mbarrier arrive relaxed",
-        r"(mbarrier\.arrive(?:\.expect_tx)?)([^;]*;)",
-        lambda m: f"{m[1]}.relaxed.cta{m[2]}",
-    ),
-    Mutation(
-        "expect_tx dropped",
-        r"mbarrier\.arrive\.expect_tx([^;]*), [^,;]*;",
-        lambda m: f"mbarrier.arrive{m[1]};",
-    ),
-    Mutation("mbarrier count + 1", r"mbarrier\.init([^;]*), ([%\w]+);", other_count("add")),
-    Mutation("mbarrier count - 1", r"mbarrier\.init([^;]*), ([%\w]+);", other_count("sub")),
-    Mutation("bar.sync dropped", r"bar\.sync[^;]*;"),
-    Mutation("bar.warp.sync dropped", r"bar\.warp\.sync[^;]*;"),
-    Mutation("fence.proxy.async dropped", r"fence\.proxy\.async[^;]*;"),
-    Mutation("fence.mbarrier_init dropped", r"fence\.mbarrier_init[^;]*;"),
-    Mutation("bulk commit_group dropped", r"cp\.async\.bulk\.commit_group[^;]*;"),
-    Mutation("bulk wait_group dropped", r"cp\.async\.bulk\.wait_group[^;]*;"),
-    Mutation("tcgen05.fence dropped", r"tcgen05\.fence[^;]*;"),
-    Mutation("tcgen05.wait dropped", r"tcgen05\.wait[^;]*;"),
-    Mutation("tcgen05.commit dropped", r"tcgen05\.commit[^;]*;"),
-    Mutation("wgmma.fence dropped", r"wgmma\.fence[^;]*;"),
-    Mutation("wgmma.commit_group dropped", r"wgmma\.commit_group[^;]*;"),
-    Mutation("wgmma.wait_group dropped", r"wgmma\.wait_group[^;]*;"),
-]
-
-
-@dataclass
-class Mutant:
-    kind: str
-    where: str  # role and source line
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.where}"
+# --- mutants --------------------------------------------------------------------------------------
 
 
 def place_of(text: str, position: int) -> str:
     """'role: statement' of the line of pipeline.cu that a position in the PTX comes from."""
     source = SOURCE.read_text().splitlines()
-    (file,) = re.findall(r'\.file\s+(\d+) "[^"]*\.cu"', text)
-    loc = text[:position].rpartition(".loc\t")[2].partition("\n")[0]
-    own = re.match(rf"{file} (\d+) ", loc)
-    caller = re.search(rf"inlined_at {file} (\d+) ", loc)
-    line = int((own or caller)[1])
+    line = next(frame.line for frame in frames(text, position) if frame.file.endswith(".cu"))
     functions = (re.match(r"(?:__device__|extern).* (\w+)\(", s) for s in source[line - 1 :: -1])
     role = next(f[1] for f in functions if f)
     statement = source[line - 1].strip()
     if statement.startswith("asm"):
         statement = re.match(r"\S+", text[position:])[0].rstrip(";")
     return f"{role}: {statement}"
-
-
-def mutants(target: str) -> Iterator[Mutant]:
-    text = ptx(target)
-    for mutation in MUTATIONS:
-        seen: Counter[str] = Counter()
-        for match in re.finditer(mutation.instruction, text):
-            where = place_of(text, match.start())
-            seen[where] += 1
-            if seen[where] > 1:
-                where += f" #{seen[where]}"
-            mutated = (
-                match.expand("") if mutation.replacement == "" else mutation.replacement(match)
-            )
-            yield Mutant(
-                mutation.kind, where, text[: match.start()] + mutated + text[match.end() :]
-            )
 
 
 def first_complaint(mutant: Mutant, target: str, check: bool) -> str | None:
@@ -157,7 +73,7 @@ def first_complaint(mutant: Mutant, target: str, check: bool) -> str | None:
 
 # Mutants that are still right: target, pattern of their names, reason.
 REDUNDANT = [
-    ("", r"bar\.warp\.sync dropped", "not modelled: the lanes of a warp are one agent"),
+    *(("", kind, why) for kind, why in NOT_MODELLED),
     (
         "",
         r"arrive relaxed: load",
@@ -183,48 +99,46 @@ def reason(mutant: Mutant, target: str) -> str | None:
     )
 
 
-@dataclass
-class Outcome:
-    mutant: Mutant
-    plain: str | None  # complaint without the checker
-    checked: str | None
-
-
 @cache
 def outcomes(target: str) -> list[Outcome]:
     return [
         Outcome(m, first_complaint(m, target, check=False), first_complaint(m, target, check=True))
-        for m in mutants(target)
+        for m in mutants(ptx(target), place_of)
     ]
 
 
-def table(target: str) -> Iterator[str]:
+def lines(target: str) -> Iterator[str]:
     """The lines of README.md about a target."""
-    every, plain, checked = Counter(), Counter(), Counter()
-    left: dict[str, list[Mutant]] = {}
-    for outcome in outcomes(target):
-        kind = outcome.mutant.kind
-        every[kind] += 1
-        plain[kind] += outcome.plain is not None
-        checked[kind] += outcome.checked is not None
-        if outcome.checked is None:
-            left.setdefault(reason(outcome.mutant, target) or "missed", []).append(outcome.mutant)
-    yield f"| sm_{target} | mutants | caught without the checker | with it |"
-    yield "| --- | ---: | ---: | ---: |"
-    for kind in every:
-        yield f"| {kind} | {every[kind]} | {plain[kind]} | {checked[kind]} |"
-    yield f"| all | {every.total()} | {plain.total()} | {checked.total()} |"
-    yield ""
-    yield "Not caught, with the reason:"
-    yield ""
-    for why, those in left.items():
-        yield f"* {why}:"
-        for mutant in those:
-            yield f"  * {mutant.kind}, `{mutant.where}`"
-    yield ""
+    return table(f"sm_{target}", outcomes(target), lambda mutant: reason(mutant, target))
 
 
 # --- tests ----------------------------------------------------------------------------------------
+
+
+def test_guards_and_qualifiers():
+    text = """
+        @!%p1 mbarrier.init.shared::cta.b64 [%r1+8], 4;
+        @%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];
+        @p fence.proxy.async.shared::cta; // mbarrier.arrive [a];
+        mbarrier.try_wait.parity.relaxed.cta.b64 done, [%r1], %r2, %r3;
+        cp.async.mbarrier.arrive.noinc.b64 [%rd1];"""
+    lines = text.splitlines()[1:]
+    changed = {}
+    for mutant in mutants(text, lambda text, position: ""):
+        (line,) = [new for new in mutant.text.splitlines()[1:] if new not in lines]
+        changed[mutant.kind] = line.strip()
+    init = "@!%p1 mbarrier.init.shared::cta.b64 [%r1+8], other; }"
+    assert changed == {
+        "mbarrier wait always true": "setp.eq.u32 done, 0, 0;",
+        "mbarrier arrive dropped": "",
+        "mbarrier arrive relaxed": (
+            "@%p2 mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r1];"
+        ),
+        "mbarrier count + 1": "{ .reg .b32 other; add.u32 other, 4, 1; " + init,
+        "mbarrier count - 1": "{ .reg .b32 other; sub.u32 other, 4, 1; " + init,
+        "fence.proxy.async dropped": "// mbarrier.arrive [a];",
+        "cp.async.mbarrier.arrive dropped": "",
+    }
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -252,9 +166,9 @@ def test_every_reason_is_still_one(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_readme_shows_the_table(target):
-    assert "\n".join(table(target)) in README.read_text()
+    assert "\n".join(lines(target)) in README.read_text()
 
 
 if __name__ == "__main__":
     for each in TARGETS:
-        sys.stdout.writelines(line + "\n" for line in table(each))
+        sys.stdout.writelines(line + "\n" for line in lines(each))

@@ -64,6 +64,17 @@ enum dsv4_sim_text_kind {
 size_t dsv4_sim_num_texts(enum dsv4_sim_text_kind kind);
 const char* dsv4_sim_text(enum dsv4_sim_text_kind kind, size_t index);
 
+/* The PTX of the modules that kernels have been launched from, in the order of their first
+ * launches; NULL for one that is not there. A module is one source file, compiled for one target.
+ */
+size_t dsv4_sim_num_modules(void);
+const char* dsv4_sim_module_ptx(size_t module);
+
+/* Runs other PTX in place of a module's from the next launch on, on all devices; NULL: its own
+ * again. Its variables begin anew, and graphs captured before may not be launched any more. Returns
+ * 0, or -1 if there is no such module or the simulator cannot decode the text. */
+int dsv4_sim_replace_ptx(size_t module, const char* ptx);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

@@ -134,20 +134,7 @@ void run_kernel(const Program& program, const LaunchShape& shape,
   throw Error(report);
 }
 
-}  // namespace
-
-Kernel& kernel_of(const void* function) {
-  const auto found = state().kernels.find(function);
-  if (found == state().kernels.end()) {
-    refuse(cudaErrorInvalidDeviceFunction, "no kernel has been registered for %p", function);
-  }
-  return found->second;
-}
-
-LoadedModule& module_of(Binary& binary, int device) {
-  const GpuModel& gpu = gpu_of(device);
-  std::unique_ptr<LoadedModule>& loaded = binary.loaded[{device, &gpu}];
-  if (loaded != nullptr) return *loaded;
+const FatBinary::Ptx& ptx_for(const Binary& binary, const GpuModel& gpu) {
   const FatBinary::Ptx* best = nullptr;
   for (const FatBinary::Ptx& ptx : binary.content.ptx) {
     const int score = suitability(gpu, ptx.target);
@@ -161,8 +148,44 @@ LoadedModule& module_of(Binary& binary, int device) {
            gpu.minor, targets.empty() ? " nothing" : targets.c_str(),
            binary.content.problem.c_str());
   }
-  loaded = std::make_unique<LoadedModule>(best->text);
+  return *best;
+}
+
+ModuleText& module_text(Binary& binary, const FatBinary::Ptx& ptx) {
+  std::vector<ModuleText>& modules = state().modules;
+  const auto found = std::find_if(modules.begin(), modules.end(),
+                                  [&](const ModuleText& module) { return module.own == &ptx; });
+  return found != modules.end() ? *found : modules.emplace_back(ModuleText{&binary, &ptx, ""});
+}
+
+}  // namespace
+
+Kernel& kernel_of(const void* function) {
+  const auto found = state().kernels.find(function);
+  if (found == state().kernels.end()) {
+    refuse(cudaErrorInvalidDeviceFunction, "no kernel has been registered for %p", function);
+  }
+  return found->second;
+}
+
+LoadedModule& module_of(Binary& binary, int device) {
+  const GpuModel& gpu = gpu_of(device);
+  std::unique_ptr<LoadedModule>& loaded = binary.loaded[{device, &gpu}];
+  if (loaded == nullptr) {
+    const ModuleText& module = module_text(binary, ptx_for(binary, gpu));
+    loaded = std::make_unique<LoadedModule>(module.replacement.empty() ? module.own->text
+                                                                       : module.replacement);
+  }
   return *loaded;
+}
+
+void replace_ptx(ModuleText& module, const std::string& ptx) {
+  if (!ptx.empty()) {
+    LoadedModule trial(ptx);
+    for (const std::string& kernel : trial.kernels()) trial.program(kernel);
+  }
+  module.replacement = ptx;
+  module.binary->loaded.clear();
 }
 
 const Program& program_of(Kernel& kernel, int device) {

@@ -243,4 +243,28 @@ const char* dsv4_sim_text(dsv4_sim_text_kind kind, size_t index) {
   return std::next(state().unanchored.begin(), long(index))->c_str();
 }
 
+size_t dsv4_sim_num_modules(void) {
+  std::lock_guard lock(state().mutex);
+  return state().modules.size();
+}
+
+const char* dsv4_sim_module_ptx(size_t module) {
+  std::lock_guard lock(state().mutex);
+  const State& s = state();
+  return module < s.modules.size() ? s.modules[module].own->text.c_str() : nullptr;
+}
+
+int dsv4_sim_replace_ptx(size_t module, const char* ptx) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  try {
+    if (module >= s.modules.size()) fail("there is no module %zu", module);
+    replace_ptx(s.modules[module], ptx == nullptr ? "" : ptx);
+    return 0;
+  } catch (const Error& error) {
+    s.last_error = error.what();
+    return -1;
+  }
+}
+
 }  // extern "C"

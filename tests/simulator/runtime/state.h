@@ -40,6 +40,13 @@ struct Binary {
   std::map<std::pair<int, const GpuModel*>, std::unique_ptr<LoadedModule>> loaded;
 };
 
+// A text of a binary that has been loaded for some device, and what runs in its place.
+struct ModuleText {
+  Binary* binary = nullptr;
+  const FatBinary::Ptx* own = nullptr;
+  std::string replacement;  // "": none
+};
+
 struct Kernel {
   Binary* binary = nullptr;
   std::string name;
@@ -75,6 +82,7 @@ struct State {
   Check check = Check::kFail;
 
   std::vector<std::unique_ptr<Binary>> binaries;
+  std::vector<ModuleText> modules;             // each once, in the order of their first loads
   std::map<const void*, Kernel> kernels;       // by the address of the host function
   std::map<const void*, Variable> variables;   // by the address of the host variable
   std::map<uint64_t, Allocation> allocations;  // by address
@@ -130,6 +138,9 @@ void expect_not_null(const T* pointer, const char* name) {
 Kernel& kernel_of(const void* function);
 const Program& program_of(Kernel& kernel, int device);
 LoadedModule& module_of(Binary& binary, int device);
+
+// See dsv4_sim_replace_ptx. Throws Error if the text cannot be decoded.
+void replace_ptx(ModuleText& module, const std::string& ptx);
 
 struct LaunchRequest {
   const void* function = nullptr;
