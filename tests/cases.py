@@ -183,18 +183,32 @@ def index_table(rows, width, limit, lens, named, *, holes=0.1, device="cpu", spa
     values, among them slots that exist.
     """
     named = named.to(torch.int64)
+    is_hole = torch.rand(rows, width) < holes
+    holes = draw(no_slots(limit), rows, width)
+    lanes = torch.where(is_hole, holes, draw(named, rows, width))
+    return with_stale_tails(lanes, limit, lens, named, device=device, spare=spare)
+
+
+def with_stale_tails(lanes, limit, lens, named, *, device="cpu", spare=3):
+    """The lanes as an int32 table, a slice of a wider one; those beyond a row's length are stale:
+    numbers of no slot, and slots that exist and are not in `named`."""
     unnamed = torch.ones(limit, dtype=torch.bool).index_fill(0, named, False).nonzero().flatten()
-    nothing = torch.tensor([-1, INT_MIN, limit, INT_MAX, -7, limit + 1])
-    stale = torch.cat([nothing, unnamed.repeat(max(1, len(nothing) // max(1, len(unnamed))))])
-
-    def draw(choices, columns=width):
-        return choices[torch.randint(len(choices), (rows, columns))]
-
-    table = torch.where(torch.rand(rows, width) < holes, draw(nothing), draw(named))
+    none = no_slots(limit)
+    stale = torch.cat([none, unnamed.repeat(max(1, len(none) // max(1, len(unnamed))))])
+    rows, width = lanes.shape
     beyond = torch.arange(width) >= lens.cpu().long()[:, None]
-    table = torch.where(beyond, draw(stale), table)
-    wide = torch.cat([table, draw(stale, spare)], dim=1)
+    lanes = torch.where(beyond, draw(stale, rows, width), lanes)
+    wide = torch.cat([lanes, draw(stale, rows, spare)], dim=1)
     return wide.to(torch.int32).to(device)[:, :width]
+
+
+def no_slots(limit):
+    """Numbers that name no slot of `limit`."""
+    return torch.tensor([-1, INT_MIN, limit, INT_MAX, -7, limit + 1])
+
+
+def draw(choices, rows, columns):
+    return choices[torch.randint(len(choices), (rows, columns))]
 
 
 def valid_slots(indices, lens, num_slots, page_size=None):
@@ -469,13 +483,37 @@ def segment(
     named = 1 + torch.randperm(limit - 1)[: max(1, limit // 2)]
     covered = (lens.long().clamp(0, width) + page_size - 1) // page_size if page_table else lens
     indices = index_table(rows, columns, limit, covered, named, holes=holes, device=device)
+    return segment_of(
+        indices, lens, page_size, num_pages, fmt, layout=layout, page_table=page_table,
+        padded=padded, page_pad=page_pad, spread=spread, loc=loc, device=device,
+    )  # fmt: skip
+
+
+def segment_of(
+    indices,
+    lens,
+    page_size,
+    num_pages,
+    fmt,
+    *,
+    layout="HND",
+    page_table=False,
+    padded=True,
+    page_pad=HEAD_DIM + 64,
+    spread=1.0,
+    loc=0.0,
+    device="cpu",
+):
+    """A segment with this table, and a cache in which only its valid slots hold numbers."""
     pads = {}
     if padded and fmt == "packed":  # to a multiple of 576 bytes, as engines do
         pads = dict(page_pad=-page_size * TOKEN_BYTES % DATA_BYTES, offset=64)
     elif padded:
         pads = dict(page_pad=page_pad, token_pad=64, offset=64)
     pool = cache(num_pages, page_size, fmt, layout, device=device, **pads)
-    slots = valid_slots(indices, lens.to(device), num_slots, page_size if page_table else None)
+    slots = valid_slots(
+        indices, lens.to(device), num_pages * page_size, page_size if page_table else None
+    )
     fill(pool, slots, layout, spread=spread, loc=loc)
     return Segment(pool, indices, lens.to(device), page_table)
 

@@ -27,6 +27,7 @@ ENGINES = {
 TOO_LONG = "too long for the simulator"
 SCHEDULES = ["eager", "lazy", "random"]
 MAX_STEPS = 100_000  # slots x rows x blocks of 16 heads in a decode; each takes about 0.1 ms
+QUICK_STEPS = 1_000  # for files with many shapes, which run with fewer rows
 _DEFAULTS = {
     "schedule": "eager",
     "seed": "1",
@@ -61,15 +62,27 @@ def alike() -> dict[str, list[str]]:
     }
 
 
+def steps(rows: int, heads: int, slots: int) -> int:
+    """What a decode costs in the simulator, as MAX_STEPS counts it."""
+    return rows * -(-heads // 16) * slots
+
+
 def skip_if_too_long(rows: int, heads: int, slots: int) -> None:
     """Skips the test if decoding so much would take about ten seconds or more in the simulator."""
-    if is_loaded() and rows * -(-heads // 16) * slots > MAX_STEPS:
+    if is_loaded() and steps(rows, heads, slots) > MAX_STEPS:
         pytest.skip(TOO_LONG)
 
 
 def last_error() -> str:
     library().dsv4_sim_last_error.restype = ctypes.c_char_p
     return library().dsv4_sim_last_error().decode()
+
+
+def fewer_rows(rows: int, heads: int, slots: int) -> int:
+    """All of the rows; in the simulator, of many rows as many as take a moment."""
+    if not is_loaded():
+        return rows
+    return min(rows, max(1, QUICK_STEPS // steps(1, heads, slots)))
 
 
 def set_option(name: str, value: str) -> None:

@@ -130,7 +130,208 @@ def with_value(name, position, value):
 NEEDED = "expected a tensor with backend="
 LEFT_OUT = "expected to be left out with backend="
 
+PACKED_HINT = "; packed caches go with backend='sparse'"
+DENSE_HINT = "; a query of 3 dimensions needs cum_seq_lens_q, or backend='sparse'"
+ONE_HEAD_HND = "expected one KV head: HND [num_pages, 1, page_size, width], got shape"
+ONE_HEAD_NHD = "expected one KV head: NHD [num_pages, page_size, 1, width], got shape"
+
+# Changes of arguments that token-sparse and HCA refuse alike.
+PLAIN_ERRORS = [
+    # Query.
+    (
+        {"query": query(1, BATCH, Q_LEN, HEADS, 512)},
+        ValueError,
+        f"query: expected [B, Q, H, 512], got shape [1, 2, 2, 4, 512]{DENSE_HINT}",
+    ),
+    (
+        {"query": query(ROWS, HEADS, 512)},
+        ValueError,
+        f"query: expected [B, Q, H, 512], got shape [4, 4, 512]{DENSE_HINT}",
+    ),
+    (
+        {
+            "query": query().half(),
+            "swa_kv_cache": zeros(6, 32, 512, dtype=torch.float16),
+            "compressed_kv_cache": zeros(5, 16, 512, dtype=torch.float16),
+        },
+        ValueError,
+        "query: expected bfloat16 or float8_e4m3fn, got float16",
+    ),
+    (
+        {"query": query().half()},
+        ValueError,
+        "query: expected bfloat16 or float8_e4m3fn, got float16",
+    ),
+    ({"hca_seq_lens": [1]}, TypeError, "hca_seq_lens: expected a torch.Tensor, got list"),
+    ({"sparse_topk_lens": [1]}, TypeError, "sparse_topk_lens: expected a torch.Tensor, got list"),
+    ({"out": [1]}, TypeError, "out: expected a torch.Tensor, got list"),
+    (
+        {"query": query(BATCH, Q_LEN, 0, 512), "out": None, "lse": None},
+        ValueError,
+        "heads: expected 1 or more, got 0",
+    ),
+    # Caches.
+    (
+        {"swa_kv_cache": zeros(6, 32, 512, dtype=E4M3)},
+        ValueError,
+        f"swa_kv_cache: expected bfloat16 like query, got float8_e4m3fn{PACKED_HINT}",
+    ),
+    (
+        {"swa_kv_cache": zeros(6, 32, 584, dtype=UINT8)},
+        ValueError,
+        f"swa_kv_cache: expected bfloat16 like query, got uint8{PACKED_HINT}",
+    ),
+    (
+        {"compressed_kv_cache": zeros(5, 16, 512, dtype=E4M3)},
+        ValueError,
+        f"compressed_kv_cache: expected bfloat16 like query, got float8_e4m3fn{PACKED_HINT}",
+    ),
+    (
+        {"compressed_kv_cache": zeros(5, 16, 584, dtype=UINT8)},
+        ValueError,
+        f"compressed_kv_cache: expected bfloat16 like query, got uint8{PACKED_HINT}",
+    ),
+    (
+        {"swa_kv_cache": zeros(6, 32, 576, dtype=BF16)},
+        ValueError,
+        "swa_kv_cache: expected last dimension 512, got shape [6, 32, 576]",
+    ),
+    (
+        {"compressed_kv_cache": zeros(5, 16, 576, dtype=BF16)},
+        ValueError,
+        "compressed_kv_cache: expected last dimension 512, got shape [5, 16, 576]",
+    ),
+    (
+        {"swa_kv_cache": zeros(192, 512, dtype=BF16)},
+        ValueError,
+        "swa_kv_cache: expected 3 or 4 dimensions, got 2 (shape [192, 512])",
+    ),
+    (
+        {"compressed_kv_cache": zeros(5, 1, 1, 16, 512, dtype=BF16)},
+        ValueError,
+        "compressed_kv_cache: expected 3 or 4 dimensions, got 5 (shape [5, 1, 1, 16, 512])",
+    ),
+    (
+        {"swa_kv_cache": zeros(6, 32, 1, 512, dtype=BF16)},
+        ValueError,
+        f"swa_kv_cache: {ONE_HEAD_HND} [6, 32, 1, 512]",
+    ),
+    (
+        {"compressed_kv_cache": zeros(5, 16, 1, 512, dtype=BF16)},
+        ValueError,
+        f"compressed_kv_cache: {ONE_HEAD_HND} [5, 16, 1, 512]",
+    ),
+    (
+        {
+            "kv_layout": "NHD",
+            "swa_kv_cache": zeros(6, 32, 1, 512, dtype=BF16),
+            "compressed_kv_cache": zeros(5, 1, 16, 512, dtype=BF16),
+        },
+        ValueError,
+        f"compressed_kv_cache: {ONE_HEAD_NHD} [5, 1, 16, 512]",
+    ),
+    (
+        {"kv_layout": "NHD"},
+        ValueError,
+        "swa_kv_cache: expected [pages, page_size, 1, 512] with kv_layout='NHD', got shape "
+        "[6, 32, 512]; a cache of 3 dimensions goes with kv_layout='HND'",
+    ),
+    (
+        {"kv_layout": "NHD", "swa_kv_cache": zeros(6, 32, 1, 512, dtype=BF16)},
+        ValueError,
+        "compressed_kv_cache: expected [pages, page_size, 1, 512] with kv_layout='NHD', got shape "
+        "[5, 16, 512]; a cache of 3 dimensions goes with kv_layout='HND'",
+    ),
+    ({"kv_layout": "DNH"}, ValueError, "kv_layout: expected 'HND' or 'NHD', got 'DNH'"),
+    (
+        {"compressed_kv_cache": zeros(5, 0, 512, dtype=BF16)},
+        ValueError,
+        "compressed_kv_cache: expected at least one token a page, got shape [5, 0, 512]",
+    ),
+    # Lengths.
+    (
+        {"sparse_topk_lens": zeros(BATCH)},
+        ValueError,
+        "sparse_topk_lens: expected shape [4], got [2]",
+    ),
+    (
+        {"sparse_topk_lens": zeros(BATCH, Q_LEN)},
+        ValueError,
+        "sparse_topk_lens: expected shape [4], got [2, 2]",
+    ),
+    (
+        {"sparse_topk_lens": zeros(ROWS, dtype=torch.int64)},
+        ValueError,
+        "sparse_topk_lens: expected int32, got int64",
+    ),
+    (
+        {"sparse_topk_lens": zeros(ROWS, device="meta")},
+        ValueError,
+        "sparse_topk_lens: expected a tensor on cpu, got one on meta",
+    ),
+    # Scales, sinks, workspace, results.
+    (
+        {"bmm1_scale": zeros(1, dtype=torch.float64)},
+        TypeError,
+        "bmm1_scale: expected a float or a float32 tensor, got float64",
+    ),
+    (
+        {"bmm2_scale": zeros(1, dtype=BF16)},
+        TypeError,
+        "bmm2_scale: expected a float or a float32 tensor, got bfloat16",
+    ),
+    (
+        {"bmm1_scale": zeros(2, dtype=torch.float32)},
+        ValueError,
+        "bmm1_scale: expected one element, got shape [2]",
+    ),
+    (
+        {"bmm1_scale": float("nan")},
+        ValueError,
+        "bmm1_scale: expected a finite number, got nan",
+    ),
+    (
+        {"bmm2_scale": float("inf")},
+        ValueError,
+        "bmm2_scale: expected a finite number, got inf",
+    ),
+    (
+        {"sinks": []},
+        ValueError,
+        "sinks: expected a tensor, or a list or tuple of exactly one, got 0 tensors",
+    ),
+    (
+        {"sinks": zeros(HEADS + 1, dtype=torch.float32)},
+        ValueError,
+        "sinks: expected [4], got shape [5]",
+    ),
+    ({"sinks": zeros(HEADS, dtype=BF16)}, ValueError, "sinks: expected float32, got bfloat16"),
+    ({"sinks": 1.0}, TypeError, "sinks: expected Tensor, got float"),
+    ({"workspace_buffer": 1}, TypeError, "workspace_buffer: expected Tensor, got int"),
+    (
+        {"workspace_buffer": zeros(64, 64)[:, :8]},
+        ValueError,
+        "workspace_buffer: expected a contiguous tensor",
+    ),
+    (
+        {"out": query(ROWS, HEADS, 512)},
+        ValueError,
+        "out: expected shape [2, 2, 4, 512], got [4, 4, 512]",
+    ),
+    (
+        {"out": zeros(BATCH, Q_LEN, HEADS, 512, dtype=torch.float32)},
+        ValueError,
+        "out: expected bfloat16, got float32",
+    ),
+    ({"out": query().to("meta")}, ValueError, "out: expected a tensor on cpu, got one on meta"),
+]
+
 DECODE_ERRORS = [
+    *[
+        (form(**changes), error, sentence)
+        for form in (token_sparse, hca_form)
+        for changes, error, sentence in PLAIN_ERRORS
+    ],
     # Common to all forms.
     (token_sparse(query=[1]), TypeError, "query: expected a torch.Tensor, got list"),
     (
@@ -149,50 +350,15 @@ DECODE_ERRORS = [
         "backend: expected one of 'auto', 'trtllm-gen', 'cute-dsl', 'sparse', got 'cutlass'",
     ),
     (
-        token_sparse(bmm1_scale=zeros(1, dtype=torch.float64)),
-        TypeError,
-        "bmm1_scale: expected a float or a float32 tensor, got float64",
-    ),
-    (
         packed(bmm2_scale=zeros(1, dtype=BF16)),
         TypeError,
         "bmm2_scale: expected a float or a float32 tensor, got bfloat16",
     ),
-    (
-        hca_form(bmm1_scale=float("nan")),
-        ValueError,
-        "bmm1_scale: expected a finite number, got nan",
-    ),
-    (
-        hca_form(bmm2_scale=float("inf")),
-        ValueError,
-        "bmm2_scale: expected a finite number, got inf",
-    ),
     (token_sparse(bmm1_scale="1"), TypeError, "bmm1_scale: expected float, got str"),
-    (
-        token_sparse(sinks=[]),
-        ValueError,
-        "sinks: expected a tensor, or a list or tuple of exactly one, got 0 tensors",
-    ),
     (
         packed(sinks=(zeros(HEADS), zeros(HEADS))),
         ValueError,
         "sinks: expected a tensor, or a list or tuple of exactly one, got 2 tensors",
-    ),
-    (
-        token_sparse(out=query(ROWS, HEADS, 512)),
-        ValueError,
-        "out: expected shape [2, 2, 4, 512], got [4, 4, 512]",
-    ),
-    (
-        token_sparse(out=zeros(BATCH, Q_LEN, HEADS, 512, dtype=torch.float32)),
-        ValueError,
-        "out: expected bfloat16, got float32",
-    ),
-    (
-        token_sparse(out=query().to("meta")),
-        ValueError,
-        "out: expected a tensor on cpu, got one on meta",
     ),
     (
         token_sparse(out=query(BATCH, Q_LEN, 512, HEADS).mT),
@@ -218,13 +384,10 @@ DECODE_ERRORS = [
         f"sparse_indices, compressed_kv_cache, sparse_topk_lens, seq_lens: {NEEDED}'trtllm-gen', "
         "got None",
     ),
-    (token_sparse(seq_lens=None), ValueError, f"seq_lens: {NEEDED}'trtllm-gen', got None"),
-    (
-        token_sparse(query=query(ROWS, HEADS, 512)),
-        ValueError,
-        "query: expected [B, Q, H, 512], got shape [4, 4, 512]; a query of 3 dimensions needs "
-        "cum_seq_lens_q, or backend='sparse'",
-    ),
+    *[
+        (token_sparse(**{name: None}), ValueError, f"{name}: {NEEDED}'trtllm-gen', got None")
+        for name in ("sparse_indices", "compressed_kv_cache", "sparse_topk_lens", "seq_lens")
+    ],
     (
         token_sparse(max_q_len=3),
         ValueError,
@@ -242,6 +405,11 @@ DECODE_ERRORS = [
         "would synchronize",
     ),
     (varlen(max_q_len=0), ValueError, "max_q_len: expected 1 or more, got 0"),
+    (
+        varlen(cum_seq_lens_q=[0, 1, ROWS]),
+        TypeError,
+        "cum_seq_lens_q: expected a torch.Tensor, got list",
+    ),
     (
         varlen(cum_seq_lens_q=zeros(1)),
         ValueError,
@@ -263,26 +431,30 @@ DECODE_ERRORS = [
         "cum_seq_lens_q: expected a tensor on cpu, got one on meta",
     ),
     (varlen(seq_lens=zeros(ROWS)), ValueError, "seq_lens: expected shape [2], got [4]"),
-    (token_sparse(seq_lens=zeros(ROWS)), ValueError, "seq_lens: expected shape [2], got [4]"),
+    *[
+        (token_sparse(seq_lens=seq_lens), ValueError, f"seq_lens: expected {sentence}")
+        for seq_lens, sentence in [
+            (zeros(ROWS), "shape [2], got [4]"),
+            (zeros(BATCH, 1), "shape [2], got [2, 1]"),
+            (zeros(BATCH, dtype=torch.int64), "int32, got int64"),
+            (zeros(BATCH, device="meta"), "a tensor on cpu, got one on meta"),
+        ]
+    ],
     (
-        token_sparse(seq_lens=zeros(BATCH, dtype=torch.int64)),
-        ValueError,
-        "seq_lens: expected int32, got int64",
-    ),
-    (
-        token_sparse(sparse_topk_lens=zeros(BATCH)),
+        varlen(sparse_topk_lens=zeros(BATCH)),
         ValueError,
         "sparse_topk_lens: expected shape [4], got [2]",
     ),
+    (varlen(out=query()), ValueError, "out: expected shape [4, 4, 512], got [2, 2, 4, 512]"),
     (
-        token_sparse(sparse_topk_lens=zeros(ROWS, dtype=torch.int64)),
-        ValueError,
-        "sparse_topk_lens: expected int32, got int64",
+        token_sparse(sparse_indices=[0] * 192),
+        TypeError,
+        "sparse_indices: expected a torch.Tensor, got list",
     ),
     (
-        token_sparse(sparse_topk_lens=zeros(ROWS, device="meta")),
+        token_sparse(sparse_indices=zeros(192)),
         ValueError,
-        "sparse_topk_lens: expected a tensor on cpu, got one on meta",
+        "sparse_indices: expected shape [4, W] or [2, 2, W], a row for each query, got [192]",
     ),
     (
         token_sparse(sparse_indices=zeros(BATCH, 192)),
@@ -294,29 +466,22 @@ DECODE_ERRORS = [
         ValueError,
         "sparse_indices: expected 128 or more columns, got shape [4, 127]",
     ),
-    (
-        token_sparse(swa_kv_cache=zeros(6, 32, 512, dtype=E4M3)),
-        ValueError,
-        "swa_kv_cache: expected bfloat16 like query, got float8_e4m3fn; packed caches go with "
-        "backend='sparse'",
-    ),
-    (
-        token_sparse(compressed_kv_cache=zeros(5, 16, 584, dtype=UINT8)),
-        ValueError,
-        "compressed_kv_cache: expected bfloat16 like query, got uint8; packed caches go with "
-        "backend='sparse'",
-    ),
-    (
-        token_sparse(compressed_kv_cache=zeros(5, 16, 576, dtype=BF16)),
-        ValueError,
-        "compressed_kv_cache: expected last dimension 512, got shape [5, 16, 576]",
-    ),
-    (
-        token_sparse(kv_layout="NHD"),
-        ValueError,
-        "swa_kv_cache: expected [pages, page_size, 1, 512] with kv_layout='NHD', got shape "
-        "[6, 32, 512]; a cache of 3 dimensions goes with kv_layout='HND'",
-    ),
+    *[
+        (
+            token_sparse(**argument),
+            ValueError,
+            f"{name}: {LEFT_OUT}'trtllm-gen'; hca_ arguments belong to backend='cute-dsl'",
+        )
+        for argument in [
+            {"hca_swa_indices": zeros(ROWS, 128)},
+            {"hca_compressed_block_tables": zeros(ROWS, 8)},
+            {"hca_seq_lens": zeros(BATCH)},
+            {"hca_is_causal": False},
+            {"hca_use_persistent": True},
+            {"hca_sparse_indices_format": "compressed-page-aligned"},
+        ]
+        for name in argument
+    ],
     (
         token_sparse(swa_topk_lens=zeros(ROWS), extra_sparse_indices=zeros(ROWS, 8)),
         ValueError,
@@ -335,11 +500,6 @@ DECODE_ERRORS = [
         f"hca_swa_indices, hca_is_causal: {LEFT_OUT}'trtllm-gen'; hca_ arguments belong to "
         "backend='cute-dsl'",
     ),
-    (
-        token_sparse(hca_use_persistent=True),
-        ValueError,
-        f"hca_use_persistent: {LEFT_OUT}'trtllm-gen'; hca_ arguments belong to backend='cute-dsl'",
-    ),
     # HCA.
     (
         hca_form(hca_is_causal=False),
@@ -354,11 +514,21 @@ DECODE_ERRORS = [
         "only",
     ),
     (
-        hca_form(extra_sparse_indices=zeros(ROWS, 8)),
+        hca_form(max_q_len=2),
         ValueError,
-        f"extra_sparse_indices: {LEFT_OUT}'cute-dsl'; its compressed segment is "
-        "hca_compressed_block_tables",
+        f"max_q_len: {LEFT_OUT}'cute-dsl'; it takes dense queries [B, Q, H, 512] only",
     ),
+    *[
+        (
+            hca_form(**{name: table}),
+            ValueError,
+            f"{name}: {LEFT_OUT}'cute-dsl'; its compressed segment is hca_compressed_block_tables",
+        )
+        for name, table in [
+            ("extra_sparse_indices", zeros(ROWS, 8)),
+            ("extra_sparse_topk_lens", zeros(ROWS)),
+        ]
+    ],
     (
         hca_form(sparse_indices=zeros(ROWS, 192), seq_lens=zeros(BATCH)),
         ValueError,
@@ -370,16 +540,35 @@ DECODE_ERRORS = [
         ValueError,
         f"swa_topk_lens, hca_swa_indices: {NEEDED}'cute-dsl', got None",
     ),
+    *[
+        (hca_form(**{name: None}), ValueError, f"{name}: {NEEDED}'cute-dsl', got None")
+        for name in (
+            "compressed_kv_cache",
+            "sparse_topk_lens",
+            "hca_compressed_block_tables",
+            "hca_seq_lens",
+        )
+    ],
+    *[
+        (hca_form(hca_swa_indices=table), ValueError, f"hca_swa_indices: expected {sentence}")
+        for table, sentence in [
+            (zeros(ROWS, 64), "shape [4, 128], got [4, 64]"),
+            (zeros(BATCH, 128), "shape [4, 128], got [2, 128]"),
+            (zeros(BATCH, Q_LEN, 128), "shape [4, 128], got [2, 2, 128]"),
+            (zeros(ROWS, 128, dtype=torch.int64), "int32, got int64"),
+            (zeros(ROWS, 128, device="meta"), "a tensor on cpu, got one on meta"),
+        ]
+    ],
     (
-        hca_form(query=query(ROWS, HEADS, 512)),
-        ValueError,
-        "query: expected [B, Q, H, 512], got shape [4, 4, 512]; a query of 3 dimensions needs "
-        "cum_seq_lens_q, or backend='sparse'",
+        hca_form(hca_compressed_block_tables=[0]),
+        TypeError,
+        "hca_compressed_block_tables: expected a torch.Tensor, got list",
     ),
     (
-        hca_form(hca_swa_indices=zeros(ROWS, 64)),
+        hca_form(hca_compressed_block_tables=zeros(BATCH, Q_LEN, 8)),
         ValueError,
-        "hca_swa_indices: expected shape [4, 128], got [4, 64]",
+        "hca_compressed_block_tables: expected shape [4, pages] with 1 or more pages, got "
+        "[2, 2, 8]",
     ),
     (
         hca_form(hca_compressed_block_tables=zeros(BATCH, 8)),
@@ -402,15 +591,19 @@ DECODE_ERRORS = [
         "hca_seq_lens: expected int32, got int64",
     ),
     (
-        hca_form(sparse_topk_lens=zeros(BATCH)),
+        hca_form(hca_seq_lens=zeros(BATCH, device="meta")),
         ValueError,
-        "sparse_topk_lens: expected shape [4], got [2]",
+        "hca_seq_lens: expected a tensor on cpu, got one on meta",
     ),
-    (
-        hca_form(swa_topk_lens=zeros(BATCH)),
-        ValueError,
-        "swa_topk_lens: expected shape [4], got [2]",
-    ),
+    *[
+        (hca_form(swa_topk_lens=lengths), ValueError, f"swa_topk_lens: expected {sentence}")
+        for lengths, sentence in [
+            (zeros(BATCH), "shape [4], got [2]"),
+            (zeros(BATCH, Q_LEN), "shape [4], got [2, 2]"),
+            (zeros(ROWS, dtype=torch.int64), "int32, got int64"),
+            (zeros(ROWS, device="meta"), "a tensor on cpu, got one on meta"),
+        ]
+    ],
     (
         hca_form(query=query().to(E4M3)),
         ValueError,
@@ -435,7 +628,34 @@ DECODE_ERRORS = [
         f"compressed_kv_cache, seq_lens: {NEEDED}'cute-dsl', got None; "
         "hca_sparse_indices_format='compressed-page-aligned' makes the tables from them",
     ),
+    (
+        page_aligned(hca_swa_indices=zeros(ROWS, 128), hca_compressed_block_tables=zeros(ROWS, 8)),
+        ValueError,
+        f"hca_swa_indices, hca_compressed_block_tables: {LEFT_OUT}'cute-dsl'; "
+        "hca_sparse_indices_format='compressed-page-aligned' makes them",
+    ),
+    (
+        page_aligned(sparse_indices=None, sparse_topk_lens=None),
+        ValueError,
+        f"sparse_indices, sparse_topk_lens: {NEEDED}'cute-dsl', got None; "
+        "hca_sparse_indices_format='compressed-page-aligned' makes the tables from them",
+    ),
+    (
+        page_aligned(query=query(ROWS, HEADS, 512)),
+        ValueError,
+        f"query: expected [B, Q, H, 512], got shape [4, 4, 512]{DENSE_HINT}",
+    ),
     (page_aligned(seq_lens=zeros(1)), ValueError, "seq_lens: expected shape [2], got [1]"),
+    (
+        page_aligned(seq_lens=zeros(BATCH, device="meta")),
+        ValueError,
+        "seq_lens: expected a tensor on cpu, got one on meta",
+    ),
+    (
+        page_aligned(swa_kv_cache=zeros(6, 32, 512, dtype=BF16, device="meta")),
+        ValueError,
+        "swa_kv_cache: expected a tensor on cpu like sparse_indices, got one on meta",
+    ),
     (
         page_aligned(),
         ValueError,
@@ -508,11 +728,6 @@ DECODE_ERRORS = [
         packed(extra_sparse_topk_lens=zeros(ROWS, dtype=torch.int64)),
         ValueError,
         "extra_sparse_topk_lens: expected int32, got int64",
-    ),
-    (
-        token_sparse(workspace_buffer=1),
-        TypeError,
-        "workspace_buffer: expected Tensor, got int",
     ),
 ]
 
@@ -647,6 +862,22 @@ CONVERSION_ERRORS = [
         "sparse_indices: expected int32, got int64",
     ),
     (
+        conversion(sparse_indices=zeros(264)),
+        ValueError,
+        "sparse_indices: expected shape [2, W], one row for each of the 2 queries of 1 requests, "
+        "got [264]",
+    ),
+    (
+        conversion(seq_lens=zeros(1, dtype=torch.int64)),
+        ValueError,
+        "seq_lens: expected int32, got int64",
+    ),
+    (
+        conversion(sparse_topk_lens=zeros(2, dtype=torch.int64)),
+        ValueError,
+        "sparse_topk_lens: expected int32, got int64",
+    ),
+    (
         conversion(sparse_topk_lens=zeros(1)),
         ValueError,
         "sparse_topk_lens: expected shape [2], got [1]",
@@ -769,23 +1000,85 @@ def test_conversion_is_refused_during_capture(monkeypatch):
     )
 
 
-def test_values_are_named_as_the_caller_names_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "changes", "sentence"),
+    [
+        (
+            token_sparse,
+            {"sparse_topk_lens": 192, "sparse_indices": {(1, 130): 80}},
+            "sparse_indices[..., 128:][1, 2]: expected -1 or a slot in [0, 80), got 80",
+        ),
+        (
+            token_sparse,
+            {"sparse_indices": {(1, 5): 192}},
+            "sparse_indices[..., :128][1, 5]: expected -1 or a slot in [0, 192), got 192",
+        ),
+        (
+            token_sparse,
+            {"sparse_topk_lens": {0: 193}},
+            "sparse_topk_lens[0]: expected 128 to 192, got 193",
+        ),
+        (
+            token_sparse,
+            {"sparse_topk_lens": {1: 127}},
+            "sparse_topk_lens[1]: expected 128 to 192, got 127",
+        ),
+        (
+            token_sparse,
+            {"seq_lens": {1: 1}},
+            "seq_lens[1]: expected at least the number of the request's queries, got 1",
+        ),
+        (
+            varlen,
+            {"seq_lens": {1: 2}},
+            "seq_lens[1]: expected at least the number of the request's queries, got 2",
+        ),
+        (
+            hca_form,
+            {"hca_swa_indices": {(1, 5): 192}},
+            "hca_swa_indices[1, 5]: expected -1 or a slot in [0, 192), got 192",
+        ),
+        (
+            hca_form,
+            {"sparse_topk_lens": 160, "hca_compressed_block_tables": {(1, 1): 5}},
+            "hca_compressed_block_tables[1, 1]: expected -1 or a page in [0, 5), got 5",
+        ),
+        (
+            hca_form,
+            {"sparse_topk_lens": {1: 257}},
+            "sparse_topk_lens[1]: expected 128 to 256, got 257",
+        ),
+        (
+            hca_form,
+            {"sparse_topk_lens": {1: 127}},
+            "sparse_topk_lens[1]: expected 128 to 256, got 127",
+        ),
+        (hca_form, {"swa_topk_lens": {1: 129}}, "swa_topk_lens[1]: expected 0 to 128, got 129"),
+        (hca_form, {"swa_topk_lens": {1: -1}}, "swa_topk_lens[1]: expected 0 to 128, got -1"),
+    ],
+)
+def test_values_are_named_as_the_caller_names_them(monkeypatch, make, changes, sentence):
+    """`changes`: of a tensor, one value for all, or values at positions."""
     monkeypatch.setenv("DSV4_VALIDATE_INPUTS", "1")
-    arguments = token_sparse(sparse_topk_lens=zeros(ROWS) + 192)
-    arguments["sparse_indices"][1, 130] = 80
-    raises(
-        dsv4.trtllm_batch_decode_sparse_mla_dsv4,
-        arguments,
-        ValueError,
-        "sparse_indices[..., 128:][1, 2]: expected -1 or a slot in [0, 80), got 80",
-    )
-    arguments = token_sparse(sparse_topk_lens=zeros(ROWS) + 193)
-    raises(
-        dsv4.trtllm_batch_decode_sparse_mla_dsv4,
-        arguments,
-        ValueError,
-        "sparse_topk_lens[0]: expected 128 to 192, got 193",
-    )
+    arguments = make()
+    for name, values in changes.items():
+        for position, value in values.items() if isinstance(values, dict) else [(..., values)]:
+            arguments[name][position] = value
+    raises(dsv4.trtllm_batch_decode_sparse_mla_dsv4, arguments, ValueError, sentence)
+
+
+@pytest.mark.parametrize("make", [token_sparse, varlen, hca_form])
+def test_tensors_on_two_devices(gpu, make):
+    arguments = make(
+        sinks=zeros(HEADS, dtype=torch.float32), workspace_buffer=zeros(64, dtype=UINT8),
+        bmm1_scale=zeros(1, dtype=torch.float32), bmm2_scale=zeros(1, dtype=torch.float32),
+        out=torch.empty_like(make()["query"]),
+    )  # fmt: skip
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    on_gpu = {name: tensor.to(gpu.device) for name, tensor in tensors.items()}
+    for name in tensors.keys() - {"query"}:
+        with pytest.raises(ValueError, match=rf"^{name}.*: expected .*cuda:0.*, got .*cpu$"):
+            dsv4.trtllm_batch_decode_sparse_mla_dsv4(**arguments | on_gpu | {name: tensors[name]})
 
 
 def cache_error(function, sentence, *args, error=ValueError, **kwargs):

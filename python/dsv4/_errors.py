@@ -67,7 +67,9 @@ def check_is_tensor(value: Any, name: str) -> None:
 def check_tensor(
     tensor: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """ValueError unless the tensor has this shape and dtype and lies where the query lies."""
+    """ValueError unless the tensor has this shape and dtype and lies where the query lies;
+    TypeError if it is no tensor."""
+    check_is_tensor(tensor, name)
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
     if tensor.dtype != dtype:

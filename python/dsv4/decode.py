@@ -121,8 +121,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
 
     Parameter list and behaviour follow `flashinfer.mla.trtllm_batch_decode_sparse_mla_dsv4`; the
     keyword-only arguments at the end are this package's. Every backend runs on every device that
-    the build has an engine for, with any number of heads from 1 to 128, any table width, any page
-    size and any number of query rows; zero rows give an empty result.
+    the build has an engine for, with any number of heads and of query rows, any table width and any
+    page size; zero rows give an empty result.
 
     A row has a window segment (slots of `swa_kv_cache`) and a compressed segment (slots of
     `compressed_kv_cache`). A slot number is page * page_size + offset. A table entry is a hole,
@@ -645,6 +645,10 @@ def _check_varlen(query: Tensor, cum_seq_lens_q: Tensor, max_q_len: int | None) 
 def _check_plain_caches(
     query: Tensor, swa_kv_cache: Tensor, compressed_kv_cache: Tensor, kv_layout: str
 ) -> None:
+    if query.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
+        raise ValueError(
+            f"query: expected bfloat16 or float8_e4m3fn, got {dtype_text(query.dtype)}"
+        )
     for cache, name in (
         (swa_kv_cache, "swa_kv_cache"),
         (compressed_kv_cache, "compressed_kv_cache"),

@@ -73,7 +73,7 @@ def flash_mla_with_kvcache(
     The parameter list follows `flash_mla.flash_mla_with_kvcache`; `out` and `lse` are this
     package's. Only what FlashMLA calls sparse decoding of the 512-wide model is here.
 
-    q                        [b, s, h, 512] bf16, 1..128 heads
+    q                        [b, s, h, 512] bf16, any h
     k_cache                  [blocks, P, 1, 584] uint8, int8 or e4m3, packed as dsv4.kv_cache draws;
                              any P, and the block stride is the tensor's own
     block_table, cache_seqlens
