@@ -162,7 +162,6 @@ PLAIN_ERRORS = [
         ValueError,
         "query: expected bfloat16 or float8_e4m3fn, got float16",
     ),
-    ({"hca_seq_lens": [1]}, TypeError, "hca_seq_lens: expected a torch.Tensor, got list"),
     ({"sparse_topk_lens": [1]}, TypeError, "sparse_topk_lens: expected a torch.Tensor, got list"),
     ({"out": [1]}, TypeError, "out: expected a torch.Tensor, got list"),
     (
@@ -332,6 +331,8 @@ DECODE_ERRORS = [
         for form in (token_sparse, hca_form)
         for changes, error, sentence in PLAIN_ERRORS
     ],
+    (token_sparse(seq_lens=[1]), TypeError, "seq_lens: expected a torch.Tensor, got list"),
+    (hca_form(hca_seq_lens=[1]), TypeError, "hca_seq_lens: expected a torch.Tensor, got list"),
     # Common to all forms.
     (token_sparse(query=[1]), TypeError, "query: expected a torch.Tensor, got list"),
     (
