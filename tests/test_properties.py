@@ -103,9 +103,10 @@ def test_any_shards_merge_to_the_whole(engine, drawn, cut):
     got = dsv4.merge_states([p[0] for p in parts], [p[1] for p in parts], sinks=sinks)
     out64, lse64 = reference.decode(*problem.inputs(), scale1=SCALE, sinks=sinks)
     out, lse = flat64(got)
-    # Every part was rounded to bf16 once, relative to its own size.
+    # Every part was rounded to bf16 once, relative to its own size; weights perhaps to e4m3.
+    step = 2.0**-3 if cases.weights_of(problem.inputs()) == torch.float8_e4m3fn else 2.0**-7
     sizes = torch.stack([flat64(p)[0].abs().amax() for p in parts]).max().item()
-    assert (out - out64).abs().max().item() <= 2.0**-7 * max(sizes, 1e-30)
+    assert (out - out64).abs().max().item() <= step * max(sizes, 1e-30)
     torch.testing.assert_close(lse, lse64, rtol=1e-5, atol=1e-5)
 
 

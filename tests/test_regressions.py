@@ -433,7 +433,8 @@ def test_R14_merged_ranks_equal_one_decode(engine, fmt, ranks, lse_base):
     # The parts are rounded to bf16 before they meet: one more rounding than the tolerance knows.
     options = dict(scale1=SCALE, scale2=0.5, sinks=sinks, lse_base=lse_base)
     out64, lse64 = reference.decode(*problem.inputs(), **options)
-    assert (out.flatten(0, 1) - out64).abs().amax() <= out64.abs().amax() * 2.0**-6
+    step = 2.0**-3 if cases.weights_of(problem.inputs()) == torch.float8_e4m3fn else 2.0**-6
+    assert (out.flatten(0, 1) - out64).abs().amax() <= out64.abs().amax() * step
     torch.testing.assert_close(lse.flatten(0, 1), lse64.float(), rtol=1e-5, atol=1e-5)
 
 

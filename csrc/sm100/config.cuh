@@ -21,9 +21,7 @@ struct Float8Format {
   static constexpr int kElementBytes = 1;
   static constexpr int kGranules = 5;
   static constexpr uint32_t kOnes = 0x38383838;
-  // A weight is 2^(score - reference + kWeightExponent). The reference is the largest score when it
-  // was set, and is set anew when a weight would pass 2^kLargestExponent: e4m3 ends at 448.
-  static constexpr float kWeightExponent = 5.0f, kLargestExponent = 8.75f;
+  static constexpr float kReferenceSlack = 3.75f;
 };
 
 struct BFloat16Format {
@@ -32,7 +30,7 @@ struct BFloat16Format {
   static constexpr int kElementBytes = 2;
   static constexpr int kGranules = 9;
   static constexpr uint32_t kOnes = 0x3f803f80;
-  static constexpr float kWeightExponent = 0.0f, kLargestExponent = 8.0f;
+  static constexpr float kReferenceSlack = 8.0f;
 };
 
 // Packed keys become bf16, which holds them exactly, on their way to shared memory.
@@ -63,10 +61,12 @@ struct Config {
   // Warps by role. A softmax warp has the quarter of tensor memory that it may reach: 16 heads.
   static constexpr int kSoftmaxWarps = 4;
   static constexpr int kHeadsPerWarp = kHeadTile / kSoftmaxWarps;
-  // A gather warp copies 32 slots of a tile, a lane for each; or loads and converts 8.
+  // A gather warp copies 32 slots of a tile, with a lane for each; or loads and converts 8, with
+  // four.
   static constexpr bool kConverts = Format::kFormat == KvFormat::kPacked;
   static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
   static constexpr int kSlotsPerGatherWarp = kConverts ? 8 : 32;
+  static constexpr int kLanesPerSlot = 32 / kSlotsPerGatherWarp;
   static constexpr int kGatherWarps = kTileSlots / kSlotsPerGatherWarp;
   static constexpr int kThreads = 32 * (kFirstGatherWarp + kGatherWarps);
   static constexpr int kRowsPerGather = 4;

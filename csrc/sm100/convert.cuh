@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gather warps' role for packed pools: indices -> keys in registers -> granules of bf16.
 //
-// A packed key is 28 chunks of 16 e4m3 values, and 8 chunks of 8 bf16 values. A warp has 8 slots of
-// a tile. Of the first three granules of a tile, which are 8 e4m3 chunks a slot, lane l has chunk l
-// % 8 of slots l / 8 and l / 8 + 4; of the last, e4m3 chunk l % 4 of slot l / 4, and a bf16 chunk
-// of the two other slots.
+// A warp has 8 slots of a tile, and 4 lanes have a slot. Of each group of 64 e4m3 dims a lane takes
+// a chunk of 16, and of the 64 bf16 dims two of 8. Eight neighbouring lanes, which store together,
+// have two neighbouring slots: the swizzle then puts what they store into different banks.
 #pragma once
 
 #include <math_constants.h>
@@ -18,71 +17,39 @@
 
 namespace dsv4::sm100 {
 
-inline constexpr int kWideGranules = 3;
+inline constexpr int kFloat8Groups = PackedPage::kNumScales;
 
-// Of the slots l / 8, l / 8 + 4 and l / 4 of a tile.
-struct LaneKeys {
-  const uint8_t* data[3];  // null: a hole
-  uint2 scales[3];         // 8 bytes each
-};
-
-// What a lane has of a tile's keys.
-struct LaneChunks {
-  uint4 wide[kWideGranules][2];  // of slots l / 8 and l / 8 + 4
-  uint4 narrow;                  // of slot l / 4
-  uint4 rope[2];
+// What a lane has of a key.
+struct LaneKey {
+  uint4 float8[kFloat8Groups];  // 16 dims of each group
+  uint4 rope[2];                // 8 dims each
 };
 
 // 2^(byte - 127), or NaN for 255.
 __device__ __forceinline__ float float_from_ue8m0(uint2 bytes, int i) {
   const uint32_t byte = (i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8) & 0xff;
-  if (byte == 0xff) return CUDART_NAN_F;
-  return __uint_as_float(byte == 0 ? 1u << 22 : byte << 23);
+  const uint32_t bits = byte == 0 ? 1u << 22 : byte << 23;
+  return __uint_as_float(byte == 0xff ? 0x7fffffffu : bits);
 }
 
-// A hole's chunks are zeros.
+// A hole is zeros.
 template <class Value>
-__device__ __forceinline__ Value load_of(const uint8_t* key, int offset) {
-  return key == nullptr ? Value{} : __ldg(reinterpret_cast<const Value*>(key + offset));
+__device__ __forceinline__ Value load_of(const uint8_t* start, int offset) {
+  return start == nullptr ? Value{} : __ldg(reinterpret_cast<const Value*>(start + offset));
 }
 
-// Lane i names slot i % 8. Starts to read the scales.
-__device__ __forceinline__ void share_keys(const Key& mine, LaneKeys& keys) {
-  const int lane = threadIdx.x % 32;
-  const int slots[3] = {lane / 8, lane / 8 + 4, lane / 4};
+// Starts to read the lane's chunks of a granule, which is two groups.
+__device__ __forceinline__ void load_chunks(const Key& key, int granule, LaneKey& mine) {
+  const int part = threadIdx.x % 4;
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    keys.data[i] = of_lane(mine.data, slots[i]);
-    const uint8_t* scales = of_lane(mine.scales, slots[i]);
-    keys.scales[i] = load_of<uint2>(keys.data[i] == nullptr ? nullptr : scales, 0);
-  }
-}
-
-// Starts to read the lane's chunks of a granule.
-__device__ __forceinline__ void load_granule(const LaneKeys& keys, int granule,
-                                             LaneChunks& chunks) {
-  constexpr int kChunk = 16;
-  const int lane = threadIdx.x % 32;
-  if (granule < kWideGranules) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      chunks.wide[granule][i] = load_of<uint4>(keys.data[i], (granule * 8 + lane % 8) * kChunk);
+  for (int group = 2 * granule; group < 2 * granule + 2; ++group) {
+    if (group < kFloat8Groups) {
+      mine.float8[group] = load_of<uint4>(key.data, group * PackedPage::kQuantGroup + part * 16);
+    } else {
+      mine.rope[0] = load_of<uint4>(key.data, kNopeDim + part * 32);
+      mine.rope[1] = load_of<uint4>(key.data, kNopeDim + part * 32 + 16);
     }
-    return;
   }
-  chunks.narrow = load_of<uint4>(keys.data[2], (kWideGranules * 8 + lane % 4) * kChunk);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    chunks.rope[i] = load_of<uint4>(keys.data[i], kNopeDim + lane % 8 * kChunk);
-  }
-}
-
-// Where 8 dims of a slot stand in a granule, the slot's row of 128 bytes being swizzled.
-template <class Cfg>
-__device__ __forceinline__ uint4* place_of(uint8_t* granule, int slot, int dim) {
-  const int block = dim / Cfg::kBlockDims, chunk = dim % Cfg::kBlockDims / 8;
-  return reinterpret_cast<uint4*>(granule + block * Cfg::kBlockBytes + slot * Cfg::kSwizzleBytes +
-                                  (chunk ^ slot % 8) * 16);
 }
 
 __device__ __forceinline__ uint4 scaled_to_bf16(uint32_t first, uint32_t second, float scale) {
@@ -96,42 +63,35 @@ __device__ __forceinline__ uint4 scaled_to_bf16(uint32_t first, uint32_t second,
       convert(ptx::f16x2_from_e4m3_low(second)), convert(ptx::f16x2_from_e4m3_high(second)));
 }
 
-// 16 e4m3 values -> 16 dims of a slot, of which lanes whose `swap` differs store different halves
-// first: so each bank is met once.
+// Stores the lane's chunks of a granule: a group is a block. `row`: the slot's 128 bytes in the
+// first block, in which 16-byte word i stands at i ^ `swizzle`.
 template <class Cfg>
-__device__ __forceinline__ void store_chunk(uint8_t* granule, int slot, int dim, const uint4& chunk,
-                                            float scale, bool swap) {
-  const uint4 low = scaled_to_bf16(chunk.x, chunk.y, scale);
-  const uint4 high = scaled_to_bf16(chunk.z, chunk.w, scale);
-  *place_of<Cfg>(granule, slot, swap ? dim + 8 : dim) = swap ? high : low;
-  *place_of<Cfg>(granule, slot, swap ? dim : dim + 8) = swap ? low : high;
+__device__ __forceinline__ void store_chunks(uint8_t* row, int swizzle, int granule, uint2 scales,
+                                             const LaneKey& mine) {
+  static_assert(Cfg::kBlockDims == PackedPage::kQuantGroup);
+  const int part = threadIdx.x % 4;
+  uint8_t* const first = row + ((2 * part) ^ swizzle) * 16;
+  uint8_t* const second = row + ((2 * part + 1) ^ swizzle) * 16;
+#pragma unroll
+  for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+    const int group = 2 * granule + block;
+    uint4 low = mine.rope[0], high = mine.rope[1];
+    if (group < kFloat8Groups) {
+      const float scale = float_from_ue8m0(scales, group);
+      low = scaled_to_bf16(mine.float8[group].x, mine.float8[group].y, scale);
+      high = scaled_to_bf16(mine.float8[group].z, mine.float8[group].w, scale);
+    }
+    *reinterpret_cast<uint4*>(first + block * Cfg::kBlockBytes) = low;
+    *reinterpret_cast<uint4*>(second + block * Cfg::kBlockBytes) = high;
+  }
 }
 
-// The warp's part of a granule.
-template <class Cfg>
-__device__ __forceinline__ void store_granule(uint8_t* bytes, int first_slot, int granule,
-                                              const LaneKeys& keys, const LaneChunks& chunks) {
-  constexpr int kChunkDims = 16, kGroup = PackedPage::kQuantGroup;
-  const int lane = threadIdx.x % 32;
-  if (granule < kWideGranules) {
-    const int dim = lane % 8 * kChunkDims;
-    const bool in_second = dim >= kGroup;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float first = float_from_ue8m0(keys.scales[i], 2 * granule);
-      const float second = float_from_ue8m0(keys.scales[i], 2 * granule + 1);
-      store_chunk<Cfg>(bytes, first_slot + lane / 8 + 4 * i, dim, chunks.wide[granule][i],
-                       in_second ? second : first, in_second);
-    }
-    return;
-  }
-  const float scale = float_from_ue8m0(keys.scales[2], 2 * granule);
-  store_chunk<Cfg>(bytes, first_slot + lane / 4, lane % 4 * kChunkDims, chunks.narrow, scale,
-                   false);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    *place_of<Cfg>(bytes, first_slot + lane / 8 + 4 * i, kGroup + lane % 8 * 8) = chunks.rope[i];
-  }
+// Bits 0, 4, .. 28 of a word, as a byte.
+__device__ __forceinline__ uint8_t every_fourth_bit(uint32_t word) {
+  word &= 0x11111111u;
+  word = (word | word >> 3) & 0x03030303u;
+  word = (word | word >> 6) & 0x000f000fu;
+  return static_cast<uint8_t>(word | word >> 12);
 }
 
 // Fills the ring. A chunk of the next tile is read when its registers are free, and indices are
@@ -141,52 +101,55 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
                                                  SharedStorage<Cfg>& smem,
                                                  const Share<kWindowUnit>& share, int first_head,
                                                  int warp) {
-  static_assert(Cfg::kGranulesPerTile == kWideGranules + 1);
+  static_assert(Cfg::kLanesPerSlot == 4);
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;
-  const int first_slot = warp * Cfg::kSlotsPerGatherWarp;
+  const int lane = threadIdx.x % 32, slot_in_tile = warp * Cfg::kSlotsPerGatherWarp + lane / 4;
   const auto find = [&](const Slot& slot) {
     return find_key<true>(slot.in_window ? problem.window : problem.compressed, slot.entry,
                           slot.column);
   };
+  const auto load_scales = [](const Key& key) {
+    return load_of<uint2>(key.data == nullptr ? nullptr : key.scales, 0);
+  };
 
   TileStream<Cfg> tiles(params, smem, share, first_head, warp);
-  Slot slot, next_slot;
+  Slot slot;
   bool exists = tiles.next(slot);
-  bool next_exists = exists && tiles.next(next_slot);
   if (!exists) return;
-  LaneKeys keys;
-  LaneChunks chunks;
   Key key = find(slot);
-  share_keys(key, keys);
+  exists = tiles.next(slot);
+  uint2 scales = load_scales(key);
+  LaneKey mine;
 #pragma unroll
   for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule) {
-    load_granule(keys, granule, chunks);
+    load_chunks(key, granule, mine);
   }
   Ring<Cfg::kGranules> ring;
   for (int tile = 0;; tile = (tile + 1) % Cfg::kValidityTiles) {
     const uint32_t valid = __ballot_sync(0xffffffffu, key.data != nullptr);
-    LaneKeys next_keys;
-    const bool goes_on = next_exists;
+    const bool goes_on = exists;
+    uint2 next_scales{};
     if (goes_on) {
-      key = find(next_slot);
-      share_keys(key, next_keys);
-      next_exists = tiles.next(next_slot);
+      key = find(slot);
+      next_scales = load_scales(key);
+      exists = tiles.next(slot);
     }
 #pragma unroll
     for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
       smem.empty[ring.index].wait(ring.empty_parity());
-      store_granule<Cfg>(smem.granules[ring.index], first_slot, granule, keys, chunks);
-      if (goes_on) load_granule(next_keys, granule, chunks);
-      if (granule == 0 && threadIdx.x % 32 == 0) {
-        reinterpret_cast<uint8_t*>(smem.validity[tile])[warp] = static_cast<uint8_t>(valid);
+      store_chunks<Cfg>(smem.granules[ring.index] + slot_in_tile * Cfg::kSwizzleBytes,
+                        slot_in_tile % 8, granule, scales, mine);
+      if (goes_on) load_chunks(key, granule, mine);
+      if (granule == 0 && lane == 0) {
+        reinterpret_cast<uint8_t*>(smem.validity[tile])[warp] = every_fourth_bit(valid);
       }
       ptx::fence_shared_async();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) smem.full[ring.index].arrive();
+      if (lane == 0) smem.full[ring.index].arrive();
     }
     if (!goes_on) return;
-    keys = next_keys;
+    scales = next_scales;
   }
 }
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ void weigh_and_finish(const DecodeParams& params,
     const Assignment& work = smem.assignment[works.index];
     if (work.row < 0) return;
     const int tiles = num_tiles<Cfg>(work.num_slots);
-    softmax.begin(scale);
+    softmax.begin(scale, work.num_slots);
     for (int tile = 0; tile < tiles; ++tile) softmax.weigh(tile);
     finish_row(params, smem, softmax, work, work.first_head + warp * Cfg::kHeadsPerWarp, tensor);
     __syncwarp();

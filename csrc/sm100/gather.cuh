@@ -28,25 +28,37 @@ __device__ __forceinline__ int32_t find_row(const Segment& segment, const PoolRo
   return static_cast<int32_t>(page * rows.rows_per_page + slot);
 }
 
-// One thread copies a warp's slots of a granule, four at a time. The compiler makes a loop over the
-// lanes of a copy with operands of each lane, which takes longer than this.
+// One thread copies a warp's slots of a tile, four at a time: of copies with operands of each lane,
+// the compiler makes a loop over the lanes, which takes longer.
 template <class Cfg>
-__device__ __forceinline__ void copy_granule(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                             int warp, int index, int granule,
-                                             int32_t window_slots) {
-  ptx::Mbarrier& full = smem.full[index];
-  const uint32_t target = ptx::shared_address(smem.granules[index]) +
-                          warp * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes;
-  const int dim = granule * Cfg::kGranuleDims;
-  full.arrive_expect_bytes(Cfg::kGranuleBytes / Cfg::kGatherWarps);
+__device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStorage<Cfg>& smem,
+                                          int warp, int32_t window_slots, uint32_t valid,
+                                          uint32_t& validity, Ring<Cfg::kGranules>& ring) {
+  constexpr int kGathers = Cfg::kSlotsPerGatherWarp / Cfg::kRowsPerGather;
+  uint4 rows[kGathers];
 #pragma unroll
-  for (int slot = 0; slot < Cfg::kSlotsPerGatherWarp; slot += Cfg::kRowsPerGather) {
-    const uint4 rows = ptx::load_shared_u128(ptx::shared_address(&smem.rows[warp][slot]));
-    const CUtensorMap& map = slot < window_slots ? params.window : params.compressed;
+  for (int i = 0; i < kGathers; ++i) {
+    rows[i] = ptx::load_shared_u128(ptx::shared_address(&smem.rows[warp][i * Cfg::kRowsPerGather]));
+  }
+#pragma unroll 1
+  for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
+    ptx::Mbarrier& full = smem.full[ring.index];
+    smem.empty[ring.index].wait(ring.empty_parity());
+    if (granule == 0) validity = valid;
+    full.arrive_expect_bytes(Cfg::kGranuleBytes / Cfg::kGatherWarps);
+    const uint32_t target = ptx::shared_address(smem.granules[ring.index]) +
+                            warp * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes;
+    const int dim = granule * Cfg::kGranuleDims;
 #pragma unroll
-    for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
-      ptx::gather_rows(target + block * Cfg::kBlockBytes + slot * Cfg::kSwizzleBytes, map,
-                       dim + block * Cfg::kBlockDims, rows, full);
+    for (int i = 0; i < kGathers; ++i) {
+      const CUtensorMap& map =
+          i * Cfg::kRowsPerGather < window_slots ? params.window : params.compressed;
+#pragma unroll
+      for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+        ptx::gather_rows(
+            target + block * Cfg::kBlockBytes + i * Cfg::kRowsPerGather * Cfg::kSwizzleBytes, map,
+            dim + block * Cfg::kBlockDims, rows[i], full);
+      }
     }
   }
 }
@@ -56,7 +68,6 @@ __device__ __forceinline__ void copy_granule(const DecodeParams& params, SharedS
 template <class Cfg>
 __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage<Cfg>& smem,
                                        const Share<kWindowUnit>& share, int first_head, int warp) {
-  const int lane = threadIdx.x % 32;
   TileStream<Cfg> tiles(params, smem, share, first_head, warp);
   typename TileStream<Cfg>::Slot slot;
   Ring<Cfg::kGranules> ring;
@@ -70,14 +81,15 @@ __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage
     const int32_t window_slots = slot.window_slots;
     exists = tiles.next(slot);
 
-    smem.rows[warp][lane] = row;
-    for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
-      smem.empty[ring.index].wait(ring.empty_parity());
-      if (granule == 0 && lane == 0) smem.validity[tile][warp] = valid;
-      __syncwarp();
-      if (ptx::elect_one()) copy_granule(params, smem, warp, ring.index, granule, window_slots);
-      __syncwarp();
+    smem.rows[warp][threadIdx.x % 32] = row;
+    __syncwarp();
+    Ring<Cfg::kGranules> next = ring;
+    for (int i = 0; i < Cfg::kGranulesPerTile; ++i) next.advance();
+    if (ptx::elect_one()) {
+      copy_tile(params, smem, warp, window_slots, valid, smem.validity[tile][warp], ring);
     }
+    ring = next;
+    __syncwarp();
   }
 }
 

@@ -13,6 +13,17 @@
 
 namespace dsv4::sm100 {
 
+// A weight is 2^(score - reference + weight exponent). The reference is the largest score when it
+// was set, and is set anew when a score is kReferenceSlack ahead. The largest weights are
+//   e4m3   below 448, where it ends
+//   bf16   such that all of a row's add up to at most 1, so that no sum of keys overflows
+template <class Format>
+__device__ __forceinline__ float weight_exponent(int32_t num_slots) {
+  if constexpr (Format::kKind == ptx::TensorKind::kFloat8) return 5.0f;
+  const int log2_slots = 32 - __clz(num_slots);  // rounded up
+  return static_cast<float>(-log2_slots) - Format::kReferenceSlack;
+}
+
 template <class Cfg>
 class Softmax {
   using Format = typename Cfg::Format;
@@ -25,8 +36,9 @@ class Softmax {
       : smem_(smem), tensor_(tensor) {}
 
   // At the beginning of a row.
-  __device__ __forceinline__ void begin(float scale) {
+  __device__ __forceinline__ void begin(float scale, int32_t num_slots) {
     scale_ = scale * kLog2E;
+    weight_exponent_ = weight_exponent<Format>(num_slots);
     shift_ = 0.0f;
     is_set_ = false;
     sum_ = make_float2(0.0f, 0.0f);
@@ -128,10 +140,11 @@ class Softmax {
   __device__ __forceinline__ void follow(float2 (&x)[kPairs], int tile) {
     float largest = largest_of(x);
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 16));
-    const bool moves = largest > Format::kLargestExponent || (!is_set_ && largest > -CUDART_INF_F);
+    const bool moves = largest > weight_exponent_ + Format::kReferenceSlack ||
+                       (!is_set_ && largest > -CUDART_INF_F);
     if (!__any_sync(kAllLanes, moves)) return;
 
-    const float change = moves ? Format::kWeightExponent - largest : 0.0f;
+    const float change = moves ? weight_exponent_ - largest : 0.0f;
     const float factor = moves ? (is_set_ ? ptx::exp2(change) : 0.0f) : 1.0f;
     is_set_ = is_set_ || moves;
     shift_ += change;
@@ -199,7 +212,8 @@ class Softmax {
   int validity_ = 0;
   uint32_t valid_[kValidityWords];
   float scale_;
-  float shift_;  // kWeightExponent - reference
+  float weight_exponent_;
+  float shift_;  // weight exponent - reference
   bool is_set_;  // some slot was valid
   float2 sum_;
 };

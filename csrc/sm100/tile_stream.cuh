@@ -31,7 +31,7 @@ class TileStream {
   // Starts to read the entry of the lane's slot of the next tile. False behind the last one.
   __device__ __forceinline__ bool next(Slot& slot) {
     if (tiles_left_ == 0 && !next_work()) return false;
-    const int32_t column = tile_ + first_slot_ + threadIdx.x % Cfg::kSlotsPerGatherWarp;
+    const int32_t column = tile_ + first_slot_ + threadIdx.x % 32 / Cfg::kLanesPerSlot;
     slot.window_slots = window_end_ - tile_ - first_slot_;
     slot.in_window = column < window_end_;
     slot.column = slot.in_window ? column : column - window_end_;
