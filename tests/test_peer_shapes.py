@@ -49,10 +49,10 @@ class Judge:
         count = max(1, 400_000 // (max(heads, 32) * sum(problem.widths)))
         self._rows = torch.randperm(rows)[:count].to(inputs.query.device)
         inputs = rows_of(inputs, self._rows)
-        self._out, self._lse = reference.decode(*inputs, **options)
-        out_bf16, lse_fp32 = reference.decode_bf16(*inputs, **options)
-        self._out_error = reference.tolerance(self._out, out_bf16)[..., None]
-        self._lse_error = reference.lse_tolerance(self._lse, lse_fp32)[..., None]
+        self._out, self._lse, out_error, lse_error = reference.bounds(
+            *inputs, weights=cases.weights_of(inputs), **options
+        )
+        self._out_error, self._lse_error = out_error[..., None], lse_error[..., None]
 
     def assert_close(self, out, lse):
         assert out.isfinite().all()

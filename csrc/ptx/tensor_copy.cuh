@@ -26,6 +26,16 @@ __device__ __forceinline__ void gather_rows(uint32_t shared, const CUtensorMap& 
       : "memory");
 }
 
+// A box of a matrix.
+__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int column,
+                                         int row, Mbarrier& full) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&full))
+      : "memory");
+}
+
 // A box of a tensor of four dimensions; what lies outside of the tensor is 0.
 __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int x, int y,
                                          int z, int w, Mbarrier& full) {

@@ -65,11 +65,12 @@ struct Config {
   // four.
   static constexpr bool kConverts = Format::kFormat == KvFormat::kPacked;
   static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
-  static constexpr int kSlotsPerGatherWarp = kConverts ? 8 : 32;
+  static constexpr int kSlotsPerGatherWarp = kConverts ? 8 : kRunSlots;
   static constexpr int kLanesPerSlot = 32 / kSlotsPerGatherWarp;
   static constexpr int kGatherWarps = kTileSlots / kSlotsPerGatherWarp;
   static constexpr int kThreads = 32 * (kFirstGatherWarp + kGatherWarps);
   static constexpr int kRowsPerGather = 4;
+  static constexpr int kGathersPerWarp = kSlotsPerGatherWarp / kRowsPerGather;
 
   // The gather is three tiles ahead at most, and each may be of another row.
   static constexpr int kAssignments = 4;

@@ -24,7 +24,7 @@ EngineCosts costs(KvFormat format) {
   costs.head_tile[0] = kHeadTile;
   costs.num_blocks[0] = 1;
   costs.unit_slots[0] = tile_slots(format);
-  costs.unit[0] = 1.3;
+  costs.unit[0] = format == KvFormat::kPacked ? 0.8 : 1.25;
   costs.row[0] = 3.0;
   costs.combine = 3.0;
   costs.combine_part = 0.1;

@@ -13,31 +13,72 @@ namespace dsv4::sm100 {
 inline constexpr int32_t kHole = -1;  // a row that no matrix has: the copy writes zeros
 
 // The row of a pool's matrix that an entry names.
-__device__ __forceinline__ int32_t find_row(const Segment& segment, const PoolRows& rows,
+__device__ __forceinline__ int32_t find_row(const Segment& segment, const PoolMaps& maps,
                                             int32_t entry, int32_t column) {
   if (entry < 0) return kHole;
   const PoolView& pool = segment.pool;
   const uint32_t page_size = static_cast<uint32_t>(pool.page_size);
   if (segment.index_form == IndexForm::kPageTable) {
     if (entry >= pool.num_pages) return kHole;
-    return entry * rows.rows_per_page + static_cast<int32_t>(uint32_t(column) % page_size);
+    return entry * maps.rows_per_page + static_cast<int32_t>(uint32_t(column) % page_size);
   }
-  if (rows.dense_slots != 0) return uint32_t(entry) < rows.dense_slots ? entry : kHole;
+  if (maps.dense_slots != 0) return uint32_t(entry) < maps.dense_slots ? entry : kHole;
   const uint32_t page = uint32_t(entry) / page_size, slot = uint32_t(entry) % page_size;
   if (page >= pool.num_pages) return kHole;
-  return static_cast<int32_t>(page * rows.rows_per_page + slot);
+  return static_cast<int32_t>(page * maps.rows_per_page + slot);
 }
 
-// One thread copies a warp's slots of a tile, four at a time: of copies with operands of each lane,
-// the compiler makes a loop over the lanes, which takes longer.
+// A warp's rows of a tile.
+struct TileRows {
+  int32_t window_slots;  // the first ones are of the window
+  int32_t first_of_run;  // if they follow each other, in one pool; else kHole
+};
+
+__device__ __forceinline__ int32_t first_of_run(int32_t row, int32_t window_slots) {
+  const int lane = threadIdx.x % 32;
+  const int32_t first = __shfl_sync(0xffffffffu, row, 0);
+  const bool follows = row != kHole && row == first + lane;
+  const bool one_pool = window_slots <= 0 || window_slots >= kRunSlots;
+  return __all_sync(0xffffffffu, follows && one_pool) ? first : kHole;
+}
+
+// A granule's blocks of the warp's slots, by gathers of four rows or as a run.
+template <class Cfg>
+__device__ __forceinline__ void copy_rows(const DecodeParams& params, const TileRows& tile,
+                                          const uint4 (&rows)[Cfg::kGathersPerWarp],
+                                          uint32_t target, int dim, ptx::Mbarrier& full) {
+#pragma unroll
+  for (int i = 0; i < Cfg::kGathersPerWarp; ++i) {
+    const int slot = i * Cfg::kRowsPerGather;
+    const CUtensorMap& map = slot < tile.window_slots ? params.window.rows : params.compressed.rows;
+#pragma unroll
+    for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+      ptx::gather_rows(target + block * Cfg::kBlockBytes + slot * Cfg::kSwizzleBytes, map,
+                       dim + block * Cfg::kBlockDims, rows[i], full);
+    }
+  }
+}
+
+template <class Cfg>
+__device__ __forceinline__ void copy_run(const DecodeParams& params, const TileRows& tile,
+                                         uint32_t target, int dim, ptx::Mbarrier& full) {
+  const CUtensorMap& map = tile.window_slots > 0 ? params.window.runs : params.compressed.runs;
+#pragma unroll
+  for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+    ptx::load_box(target + block * Cfg::kBlockBytes, map, dim + block * Cfg::kBlockDims,
+                  tile.first_of_run, full);
+  }
+}
+
+// One thread copies a warp's slots of a tile: of copies with operands of each lane, the compiler
+// makes a loop over the lanes, which takes longer.
 template <class Cfg>
 __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                          int warp, int32_t window_slots, uint32_t valid,
+                                          int warp, const TileRows& tile, uint32_t valid,
                                           uint32_t& validity, Ring<Cfg::kGranules>& ring) {
-  constexpr int kGathers = Cfg::kSlotsPerGatherWarp / Cfg::kRowsPerGather;
-  uint4 rows[kGathers];
+  uint4 rows[Cfg::kGathersPerWarp];
 #pragma unroll
-  for (int i = 0; i < kGathers; ++i) {
+  for (int i = 0; i < Cfg::kGathersPerWarp; ++i) {
     rows[i] = ptx::load_shared_u128(ptx::shared_address(&smem.rows[warp][i * Cfg::kRowsPerGather]));
   }
 #pragma unroll 1
@@ -49,16 +90,10 @@ __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStor
     const uint32_t target = ptx::shared_address(smem.granules[ring.index]) +
                             warp * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes;
     const int dim = granule * Cfg::kGranuleDims;
-#pragma unroll
-    for (int i = 0; i < kGathers; ++i) {
-      const CUtensorMap& map =
-          i * Cfg::kRowsPerGather < window_slots ? params.window : params.compressed;
-#pragma unroll
-      for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
-        ptx::gather_rows(
-            target + block * Cfg::kBlockBytes + i * Cfg::kRowsPerGather * Cfg::kSwizzleBytes, map,
-            dim + block * Cfg::kBlockDims, rows[i], full);
-      }
+    if (tile.first_of_run != kHole) {
+      copy_run<Cfg>(params, tile, target, dim, full);
+    } else {
+      copy_rows<Cfg>(params, tile, rows, target, dim, full);
     }
   }
 }
@@ -75,10 +110,10 @@ __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage
   for (bool exists = tiles.next(slot); exists; tile = (tile + 1) % Cfg::kValidityTiles) {
     const int32_t row =
         slot.in_window
-            ? find_row(params.problem.window, params.window_rows, slot.entry, slot.column)
-            : find_row(params.problem.compressed, params.compressed_rows, slot.entry, slot.column);
+            ? find_row(params.problem.window, params.window, slot.entry, slot.column)
+            : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
     const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
-    const int32_t window_slots = slot.window_slots;
+    const TileRows rows{slot.window_slots, first_of_run(row, slot.window_slots)};
     exists = tiles.next(slot);
 
     smem.rows[warp][threadIdx.x % 32] = row;
@@ -86,7 +121,7 @@ __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage
     Ring<Cfg::kGranules> next = ring;
     for (int i = 0; i < Cfg::kGranulesPerTile; ++i) next.advance();
     if (ptx::elect_one()) {
-      copy_tile(params, smem, warp, window_slots, valid, smem.validity[tile][warp], ring);
+      copy_tile(params, smem, warp, rows, valid, smem.validity[tile][warp], ring);
     }
     ring = next;
     __syncwarp();

@@ -9,16 +9,19 @@
 
 namespace dsv4::sm100 {
 
-// A pool as a matrix of slots, as its tensor map sees it.
-struct PoolRows {
+inline constexpr int kRunSlots = 32;  // rows that one copy takes if they follow each other
+
+// A 512-wide pool as a matrix of slots, [row][512].
+struct PoolMaps {
+  CUtensorMap rows;       // in boxes of one row
+  CUtensorMap runs;       // in boxes of kRunSlots rows
   int32_t rows_per_page;  // distance of pages in rows
   uint32_t dense_slots;   // where pages lie one behind another, so that a slot is a row; else 0
 };
 
 struct DecodeParams : cuda::DecodePlan {
-  CUtensorMap query;               // [batch][q_len][heads][512]
-  CUtensorMap window, compressed;  // [row][512]; of 512-wide pools only
-  PoolRows window_rows, compressed_rows;
+  CUtensorMap query;            // [batch][q_len][heads][512]
+  PoolMaps window, compressed;  // not of packed pools
   DecodeProblem problem;
 };
 

@@ -128,17 +128,25 @@ Status map_query(const DecodeProblem& problem, CUtensorMap* map) {
       map);
 }
 
-Status map_pool(const DecodeProblem& problem, const Segment& segment, CUtensorMap* map,
-                PoolRows* rows) {
+// A pool with boxes of one row, and of a run of them.
+Status map_pool(const DecodeProblem& problem, const Segment& segment, PoolMaps* maps) {
   const int64_t bytes = slot_bytes(problem.kv_format) / kHeadDim;
-  // All slots are holes then, but copied all the same: rows that this matrix does not have.
-  if (is_empty(segment))
-    return encode_map(problem.query.data, {bytes, 2, {kHeadDim, 1}, {}, 1}, map);
-  const PoolView& pool = segment.pool;
-  const int64_t per_page = rows_per_page(pool);
-  rows->rows_per_page = int32_t(per_page);
-  rows->dense_slots = per_page == pool.page_size ? uint32_t(num_rows(pool)) : 0;
-  return encode_map(pool.data, {bytes, 2, {kHeadDim, num_rows(pool)}, {row_stride(pool)}, 1}, map);
+  const void* data = segment.pool.data;
+  Layout layout{bytes, 2, {kHeadDim, 1}, {}, 1};
+  if (is_empty(segment)) {
+    // All slots are holes then, but copied all the same: rows that this matrix does not have.
+    data = problem.query.data;
+  } else {
+    const PoolView& pool = segment.pool;
+    const int64_t per_page = rows_per_page(pool);
+    maps->rows_per_page = int32_t(per_page);
+    maps->dense_slots = per_page == pool.page_size ? uint32_t(num_rows(pool)) : 0;
+    layout.size[1] = num_rows(pool);
+    layout.stride_bytes[0] = row_stride(pool);
+  }
+  DSV4_RETURN_IF_FAILED(encode_map(data, layout, &maps->rows));
+  layout.box_rows = kRunSlots;
+  return encode_map(data, layout, &maps->runs);
 }
 
 }  // namespace
@@ -156,8 +164,8 @@ bool can_be_mapped(const DecodeProblem& problem) {
 Status make_tensor_maps(const DecodeProblem& problem, DecodeParams* params) {
   DSV4_RETURN_IF_FAILED(map_query(problem, &params->query));
   if (problem.kv_format == KvFormat::kPacked) return {};
-  DSV4_RETURN_IF_FAILED(map_pool(problem, problem.window, &params->window, &params->window_rows));
-  return map_pool(problem, problem.compressed, &params->compressed, &params->compressed_rows);
+  DSV4_RETURN_IF_FAILED(map_pool(problem, problem.window, &params->window));
+  return map_pool(problem, problem.compressed, &params->compressed);
 }
 
 }  // namespace dsv4::sm100

@@ -294,6 +294,17 @@ def assert_close(
     `weights` as for `decode_rounded`. Infinities and NaNs must stand at the same places. Returns
     the largest share of the tolerance that was used, 0 (exact) to 1.
     """
+    out64, lse64, allowed, lse_allowed = bounds(*inputs, weights=weights, **options)
+    used = _assert_within("out", out.reshape(out64.shape), out64, allowed)
+    if lse is not None:
+        used = max(used, _assert_within("lse", lse.reshape(lse64.shape), lse64, lse_allowed))
+    return used
+
+
+def bounds(
+    *inputs: Tensor, weights: torch.dtype = torch.bfloat16, **options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The definition, out and lse, and the errors that `assert_close` allows of them."""
     out64, lse64 = decode(*inputs, **options)
     # An engine whose weights are e4m3 follows the largest score loosely, so that the largest weight
     # may be any number of some range: one that e4m3 holds, or not.
@@ -304,12 +315,8 @@ def assert_close(
         decode_rounded(*inputs, weights=weights, largest_weight=largest, **options)
         for largest in largest_weights
     ]
-    out_rounded, lse_fp32 = [out for out, _ in rounded], rounded[0][1]
-    used = _assert_within("out", out.reshape(out64.shape), out64, tolerance(out64, *out_rounded))
-    if lse is not None:
-        allowed = lse_tolerance(lse64, lse_fp32)
-        used = max(used, _assert_within("lse", lse.reshape(lse64.shape), lse64, allowed))
-    return used
+    allowed = tolerance(out64, *[out for out, _ in rounded])
+    return out64, lse64, allowed, lse_tolerance(lse64, rounded[0][1])
 
 
 def assert_alike(
