@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import zlib
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 import cases
 import dsv4
 import simulated
+from dsv4.check import serving_engine
 
 NEEDS_GPU = "needs a GPU: "
 
@@ -82,21 +84,21 @@ def engine_of(item) -> Engine | None:
 
 @pytest.fixture(autouse=True)
 def e4m3_cache_weights(request, monkeypatch):
-    """One engine rounds the weights of e4m3 caches to e4m3, as README.md says."""
+    """Some engines round the weights of e4m3 caches to e4m3, as build_info() says."""
     engine = engine_of(request.node)
-    if engine and library_engine(engine) == "sm100":
+    if engine and rounds_e4m3_weights(engine):
         monkeypatch.setattr(cases, "e4m3_cache_weights", torch.float8_e4m3fn)
 
 
-def library_engine(engine: Engine) -> str:
-    """Which engine of the library the tests' engine is."""
-    import dsv4_host_tests as host
-
+@functools.cache
+def rounds_e4m3_weights(engine: Engine) -> bool:
     if engine.simulated:
-        return host.engine_for(*simulated.ENGINES[engine.name], "")
-    if engine.device == "cuda":
-        return host.engine_for(*torch.cuda.get_device_capability(), "")
-    return "cpu"
+        import dsv4_host_tests as host
+
+        name = host.engine_for(*simulated.ENGINES[engine.name], "")
+        engines = dsv4.build_info()["engines"]
+        return any(one["name"] == name and one["rounds_e4m3_weights"] for one in engines)
+    return engine.device == "cuda" and serving_engine()["rounds_e4m3_weights"]
 
 
 def draw(text, choices):
