@@ -266,7 +266,7 @@ def test_a_device_that_is_not_there():
 
 
 @pytest.mark.parametrize(
-    ("capability", "engine"),
+    ("capability", "name"),
     [
         ((9, 0), "sm120"),
         ((10, 0), "sm100"),
@@ -275,10 +275,10 @@ def test_a_device_that_is_not_there():
         ((12, 1), "sm120"),
     ],
 )
-def test_the_engine_of_a_gpu(capability, engine):
+def test_the_engine_of_a_gpu(capability, name):
     if not has_gpu_engines():
         pytest.skip("this build has no GPU engines")
-    assert host.engine_for(*capability, "some GPU") == engine
+    assert host.engine_for(*capability, "some GPU") == name
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 1), (11, 0), (13, 0)])
