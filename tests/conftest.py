@@ -93,11 +93,7 @@ def e4m3_cache_weights(request, monkeypatch):
 @functools.cache
 def rounds_e4m3_weights(engine: Engine) -> bool:
     if engine.simulated:
-        import dsv4_host_tests as host
-
-        name = host.engine_for(*simulated.ENGINES[engine.name], "")
-        engines = dsv4.build_info()["engines"]
-        return any(one["name"] == name and one["rounds_e4m3_weights"] for one in engines)
+        return simulated.rounds_e4m3_weights(engine.name)
     return engine.device == "cuda" and serving_engine()["rounds_e4m3_weights"]
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import dsv4
 from dsv4 import _library
 
 # Compute capability of the GPU behind each engine.
@@ -60,6 +61,15 @@ def alike() -> dict[str, list[str]]:
         name: [other for other in ENGINES if library_engine[other] == library_engine[name]]
         for name in ENGINES
     }
+
+
+def rounds_e4m3_weights(name: str) -> bool:
+    """Whether the library's engine behind one of ENGINES, or a slice of it, does."""
+    import dsv4_host_tests as host
+
+    library_engine = host.engine_for(*ENGINES[name.removesuffix("-slice")], "")
+    engines = dsv4.build_info()["engines"]
+    return any(one["name"] == library_engine and one["rounds_e4m3_weights"] for one in engines)
 
 
 def steps(rows: int, heads: int, slots: int) -> int:

@@ -30,7 +30,6 @@ import torch
 
 import cases
 import simulated
-from dsv4 import reference
 from simulator.mutations import NOT_MODELLED, Mutant, Outcome, frames, mutants, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +70,7 @@ class Decode:
 
     def assert_right(self, results: list[torch.Tensor]) -> None:
         for out, lse in zip(results[::2], results[1::2], strict=True):
-            reference.assert_close(
+            cases.assert_close(
                 out, lse, *self.problem.inputs(), scale1=cases.SOFTMAX_SCALE, **self.options
             )
 
@@ -428,6 +427,8 @@ def main() -> None:
     if not simulated.is_loaded():
         parser.error("DSV4_LIBRARY_DIR names no simulated build")
     os.environ["DSV4_TEST_ENGINE"] = arguments.engine
+    if simulated.rounds_e4m3_weights(arguments.engine):
+        cases.e4m3_cache_weights = torch.float8_e4m3fn
     load_modules()
     named = kernels(arguments.kernel)
     if not named:
