@@ -45,6 +45,9 @@ else \
 fi
 endef
 
+ptxas: build  ## Registers of each kernel; fails if one spills them
+	@$(BIN)/python csrc/cmake/ptxas_table.py build/native
+
 bench: build  ## Set up, build, and run the benchmarks
 	@$(BIN)/python benchmarks/bench_import.py
 	@$(BIN)/python benchmarks/bench_overhead.py
