@@ -17,7 +17,7 @@ CUDA_REQUIREMENT := cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]==13.0.2
 # All that builds into python/dsv4 shares its settings, so that no target undoes another's build.
 NATIVE_ARGS := -DDSV4_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help demo test simtest bench wheel lint format sanitize clean build native
+.PHONY: help demo test simtest ptxas bench wheel lint format sanitize clean build native
 .DEFAULT_GOAL := help
 
 help:  ## Show this list

@@ -26,8 +26,9 @@ for file in sorted(Path(sys.argv[1]).glob("CMakeFiles/**/*.ptxas")):
 names = subprocess.run(
     ["c++filt"], input="\n".join(row[0] for row in rows), stdout=subprocess.PIPE, text=True
 ).stdout.splitlines()
-print("registers  stack  spilled  target    kernel")
-for name, (_, target, registers, stack, spilled) in zip(names, rows):
+lines = ["registers  stack  spilled  target    kernel"]
+for name, (_, target, registers, stack, spilled) in zip(names, rows, strict=True):
     short = re.sub(r"\(anonymous namespace\)::|dsv4::|^void ", "", name).split("(")[0]
-    print(f"{registers:9}  {stack:5}  {spilled:7}  {target:8}  {short}")
+    lines.append(f"{registers:9}  {stack:5}  {spilled:7}  {target:8}  {short}")
+sys.stdout.write("\n".join(lines) + "\n")
 sys.exit(any(spilled for *_, spilled in rows))
