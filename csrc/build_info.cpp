@@ -35,8 +35,8 @@ std::string why_not_usable(const Engine& engine, const std::string& why_no_gpu) 
 std::string describe(const Engine& engine, const std::string& why_not) {
   return "{\"name\": " + quoted(engine.name) + ", \"targets\": " + quoted(engine.targets) +
          ", \"usable\": " + (why_not.empty() ? "true" : "false") +
-         ", \"reason\": " + quoted(why_not.c_str()) + ", \"rounds_e4m3_weights\": " +
-         (engine.rounds_e4m3_weights ? "true" : "false") + "}";
+         ", \"reason\": " + quoted(why_not.c_str()) +
+         ", \"rounds_e4m3_weights\": " + (engine.rounds_e4m3_weights ? "true" : "false") + "}";
 }
 
 std::string describe() {
