@@ -1,0 +1,45 @@
+"""The SM100 engine leaves to the portable one what tensor copies cannot address, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+import cases
+import simulated
+
+pytestmark = pytest.mark.simulated
+PLAIN_FORMS = [form for form in cases.FORMS if form[1] != "packed"]
+
+
+@pytest.fixture(autouse=True)
+def b200(monkeypatch):
+    monkeypatch.setenv("DSV4_TEST_ENGINE", "sim-sm100")
+
+
+def engine_that_runs(problem):
+    launches = simulated.record(lambda: cases.run(problem), clusters="0").launches
+    return "sm100" if "sm100::" in launches[0]["kernel"] else "sm120"
+
+
+@pytest.mark.parametrize("heads", [1, 64, 128])
+@pytest.mark.parametrize(("form", "fmt"), cases.FORMS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_caches_as_engines_allocate_them(form, fmt, heads, padded):
+    problem = cases.problem(form, fmt, heads, p1=256, p2=2, batch=1, padded=padded)
+    assert engine_that_runs(problem) == "sm100"
+
+
+@pytest.mark.parametrize(("form", "fmt"), PLAIN_FORMS)
+def test_pages_that_are_no_whole_tokens_apart(form, fmt):
+    problem = cases.problem(form, fmt, 16, batch=2, page_pad=192)
+    assert engine_that_runs(problem) == "sm120"
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "e4m3", "packed"])
+def test_a_query_at_an_odd_address(fmt):
+    form = "packed" if fmt == "packed" else "token_sparse"
+    problem = cases.problem(form, fmt, 16, batch=2)
+    query = problem.query.contiguous()
+    buffer = query.new_empty(query.numel() + 1)
+    problem.query = buffer[1:].view(query.shape).copy_(query)
+    assert engine_that_runs(problem) == "sm120"
