@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "cuda/decode_plan.h"
 #include "cuda/launch.h"
@@ -66,18 +67,22 @@ bool pool_can_be_mapped(const Segment& segment, KvFormat format) {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
+// The driver's function, which a library that must load without a driver cannot link.
 Status find_encode(Encode* encode) {
-  // The driver's function, which a library that must load without a driver cannot link.
-  static const auto find = [](void** found) {
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", found,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result != cudaDriverEntryPointSuccess ? cudaErrorNotSupported
-                                                                         : error;
-  };
+  static std::atomic<Encode> known{nullptr};
+  *encode = known.load(std::memory_order_relaxed);
+  if (*encode != nullptr) return {};
   void* function = nullptr;
-  DSV4_RETURN_IF_FAILED(cuda::to_status(find(&function), "cuTensorMapEncodeTiled"));
+  cudaDriverEntryPointQueryResult found{};
+  DSV4_RETURN_IF_FAILED(
+      cuda::to_status(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                       cudaEnableDefault, &found),
+                      "cuTensorMapEncodeTiled"));
+  if (found != cudaDriverEntryPointSuccess) {
+    DSV4_FAIL(kRuntimeError, "the CUDA driver has no cuTensorMapEncodeTiled. Hint: update it");
+  }
   *encode = reinterpret_cast<Encode>(function);
+  known.store(*encode, std::memory_order_relaxed);
   return {};
 }
 

@@ -230,10 +230,12 @@ def cache_of(format: str) -> Tensor:
     return values.unsqueeze(1).to(torch.float8_e4m3fn if format == "e4m3" else torch.bfloat16)
 
 
-def decode(case: Case, lens: Tensor | None, whole_rows: bool) -> None:
-    """All rows read the same slots. lens None: as many as they are wide."""
+def decode(case: Case, lens: Tensor | None, whole_rows: bool, run: int) -> None:
+    """All rows read the same slots, of which so many follow each other. lens None: as many as they
+    are wide."""
     cache = cache_of(case.format)
-    slots = torch.arange(case.width, dtype=torch.int32) % (cache.shape[0] * PAGE_SIZE)
+    first = torch.randperm(cache.shape[0] * PAGE_SIZE // run)[: -(-case.width // run), None] * run
+    slots = (first + torch.arange(run)).flatten()[: case.width].to(torch.int32)
     table = slots.repeat(case.batch, 1)
     second = (cache, table[:, WINDOW:], lens) if case.width > WINDOW else ()
     shape = case.batch, 1, case.heads, HEAD_DIM
@@ -254,10 +256,11 @@ def decode(case: Case, lens: Tensor | None, whole_rows: bool) -> None:
 class Library:
     """The simulated libdsv4, for one GPU."""
 
-    def __init__(self, engine_name: str):
+    def __init__(self, engine_name: str, run: int = 1):
         if not simulated.is_loaded():
             raise SystemExit("DSV4_LIBRARY_DIR does not name a simulated build: see README.md")
         self.engine = engine_name
+        self.run = run
         self.gpu = report.GPUS[GPU_OF_ENGINE[engine_name]]
         self._costs: dict[tuple[str, int], dict[int, Cost]] = {}
 
@@ -298,7 +301,7 @@ class Library:
         """The schedule, and the launch of the decode kernel: the largest one of those that ran."""
         with engine(self.engine):
             record = simulated.record(
-                lambda: decode(case, lens, whole_rows), check="0", clusters=str(clusters)
+                lambda: decode(case, lens, whole_rows, self.run), check="0", clusters=str(clusters)
             )
         if not record.schedules:
             raise SystemExit(f"{self.engine}: its engine does not ask make_schedule")
@@ -519,7 +522,7 @@ def fit_table(found: Sequence[Comparison]) -> str:
 
 def tables(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Headings and tables."""
-    library = Library(options.engine)
+    library = Library(options.engine, options.run)
     gpu = library.gpu
     name = (
         f"{GPU_OF_ENGINE[options.engine]}: {gpu.sms} SMs, {gpu.clocks_per_second / 1e9:g} GHz, "
@@ -555,6 +558,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--heads", nargs="+", type=int, default=[16, 32, 64, 128])
     parser.add_argument("--widths", nargs="+", type=int, default=[128, 640, 1152, 8320])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256, 512])
+    parser.add_argument(
+        "--run", type=int, default=1, help="consecutive slots: 1, or a page's (%(default)s)"
+    )
     known = ["counters", "pipes", "times", "error"]
     parser.add_argument("--tables", nargs="+", choices=known, default=known[:2])
     torch.manual_seed(0)
