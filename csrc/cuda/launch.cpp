@@ -60,16 +60,25 @@ Status along_x(const char* kernel, const Device& device, Stream stream, int64_t 
 Status launch_kernel(const void* kernel, void** arguments, const LaunchConfig& config,
                      SharedMemoryAllowance& allowance) {
   DSV4_RETURN_IF_FAILED(allow_shared_memory(kernel, config, allowance));
-  cudaLaunchAttribute pdl;
-  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  pdl.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  unsigned num_attributes = 0;
+  if (config.enable_pdl) {
+    cudaLaunchAttribute& pdl = attributes[num_attributes++];
+    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    pdl.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[num_attributes++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {config.cluster, 1, 1};
+  }
   cudaLaunchConfig_t how = {};
   how.gridDim = config.grid;
   how.blockDim = config.block;
   how.dynamicSmemBytes = config.dynamic_shared_bytes;
   how.stream = static_cast<cudaStream_t>(config.stream);
-  how.attrs = &pdl;
-  how.numAttrs = config.enable_pdl ? 1 : 0;
+  how.attrs = attributes;
+  how.numAttrs = num_attributes;
   return to_status(cudaLaunchKernelExC(&how, kernel, arguments), config.kernel);
 }
 

@@ -39,6 +39,7 @@ struct LaunchConfig {
   Stream stream = nullptr;
   dim3 grid{1};
   dim3 block{1};
+  unsigned cluster = 1;  // blocks along x that run together
   size_t dynamic_shared_bytes = 0;
   bool enable_pdl = false;  // may start before the kernel ahead of it in the stream has ended
 };

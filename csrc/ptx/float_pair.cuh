@@ -4,25 +4,28 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 namespace dsv4::ptx {
 
 __device__ __forceinline__ uint64_t bits_of(float2 pair) {
   uint64_t bits;
-  std::memcpy(&bits, &pair, sizeof(bits));
+  asm("mov.b64 %0, {%1, %2};" : "=l"(bits) : "f"(pair.x), "f"(pair.y));
   return bits;
 }
 __device__ __forceinline__ float2 pair_of(uint64_t bits) {
   float2 pair;
-  std::memcpy(&pair, &bits, sizeof(pair));
+  asm("mov.b64 {%0, %1}, %2;" : "=f"(pair.x), "=f"(pair.y) : "l"(bits));
   return pair;
 }
 
-__device__ __forceinline__ float2 add(float2 a, float2 b) {
+// Of pairs as they stand in registers, which long sums need not leave.
+__device__ __forceinline__ uint64_t add(uint64_t a, uint64_t b) {
   uint64_t sum;
-  asm("add.rn.f32x2 %0, %1, %2;" : "=l"(sum) : "l"(bits_of(a)), "l"(bits_of(b)));
-  return pair_of(sum);
+  asm("add.rn.f32x2 %0, %1, %2;" : "=l"(sum) : "l"(a), "l"(b));
+  return sum;
+}
+__device__ __forceinline__ float2 add(float2 a, float2 b) {
+  return pair_of(add(bits_of(a), bits_of(b)));
 }
 
 __device__ __forceinline__ float2 multiply(float2 a, float2 b) {

@@ -54,6 +54,17 @@ __device__ __forceinline__ void tensor_commit(Mbarrier& barrier) {
                : "memory");
 }
 
+// The same in a kernel of pairs: arrives at this barrier of both blocks.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#tcgen05-async-sync-operations-commit
+__device__ __forceinline__ void tensor_commit_to_pair(Mbarrier& barrier) {
+  constexpr uint16_t kBothBlocks = 3;
+  asm volatile(
+      "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+      "[%0], %1;" ::"r"(shared_address(&barrier)),
+      "h"(kBothBlocks)
+      : "memory");
+}
+
 // Operand types: e4m3 with 32 elements along K in an instruction, or bf16 with 16.
 enum class TensorKind { kFloat8, kBFloat16 };
 
@@ -80,8 +91,10 @@ __device__ __forceinline__ uint64_t at_address(uint64_t operand, uint32_t shared
   return operand | ((shared & 0x3ffff) >> 4);
 }
 
-// One thread issues a multiplication. `accumulate`: adds to D.
-template <TensorKind kKind>
+// One thread issues a multiplication. `accumulate`: adds to D. kCtas: 2, and one thread of the even
+// block of a pair issues it for both, each of which has half of the rows of A and of B, at the same
+// addresses in its own memory, and the half of D that belongs to its rows of A.
+template <TensorKind kKind, int kCtas = 1>
 __device__ __forceinline__ void tensor_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t shape,
                                            bool accumulate) {
   if constexpr (kKind == TensorKind::kFloat8) {
@@ -89,24 +102,24 @@ __device__ __forceinline__ void tensor_mma(uint32_t d, uint64_t a, uint64_t b, u
         "{\n"
         ".reg .pred add;\n"
         "setp.ne.u32 add, %4, 0;\n"
-        "tcgen05.mma.cta_group::1.kind::f8f6f4 [%0], %1, %2, %3, add;\n"
+        "tcgen05.mma.cta_group::%5.kind::f8f6f4 [%0], %1, %2, %3, add;\n"
         "}" ::"r"(d),
-        "l"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate))
+        "l"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate)), "n"(kCtas)
         : "memory");
   } else {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
         "setp.ne.u32 add, %4, 0;\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, add;\n"
+        "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, add;\n"
         "}" ::"r"(d),
-        "l"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate))
+        "l"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate)), "n"(kCtas)
         : "memory");
   }
 }
 
 // The same with A in tensor memory.
-template <TensorKind kKind>
+template <TensorKind kKind, int kCtas = 1>
 __device__ __forceinline__ void tensor_mma(uint32_t d, uint32_t a, uint64_t b, uint32_t shape,
                                            bool accumulate) {
   if constexpr (kKind == TensorKind::kFloat8) {
@@ -114,18 +127,18 @@ __device__ __forceinline__ void tensor_mma(uint32_t d, uint32_t a, uint64_t b, u
         "{\n"
         ".reg .pred add;\n"
         "setp.ne.u32 add, %4, 0;\n"
-        "tcgen05.mma.cta_group::1.kind::f8f6f4 [%0], [%1], %2, %3, add;\n"
+        "tcgen05.mma.cta_group::%5.kind::f8f6f4 [%0], [%1], %2, %3, add;\n"
         "}" ::"r"(d),
-        "r"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate))
+        "r"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate)), "n"(kCtas)
         : "memory");
   } else {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
         "setp.ne.u32 add, %4, 0;\n"
-        "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, add;\n"
+        "tcgen05.mma.cta_group::%5.kind::f16 [%0], [%1], %2, %3, add;\n"
         "}" ::"r"(d),
-        "r"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate))
+        "r"(a), "l"(b), "r"(shape), "r"(uint32_t(accumulate)), "n"(kCtas)
         : "memory");
   }
 }
@@ -133,6 +146,9 @@ __device__ __forceinline__ void tensor_mma(uint32_t d, uint32_t a, uint64_t b, u
 #define DSV4_OUT8(v, i)                                                                       \
   "=r"(v[i]), "=r"(v[i + 1]), "=r"(v[i + 2]), "=r"(v[i + 3]), "=r"(v[i + 4]), "=r"(v[i + 5]), \
       "=r"(v[i + 6]), "=r"(v[i + 7])
+#define DSV4_FLOAT_OUT8(v, i)                                                                 \
+  "=f"(v[i]), "=f"(v[i + 1]), "=f"(v[i + 2]), "=f"(v[i + 3]), "=f"(v[i + 4]), "=f"(v[i + 5]), \
+      "=f"(v[i + 6]), "=f"(v[i + 7])
 #define DSV4_IN8(v, i)                                                                  \
   "r"(v[i]), "r"(v[i + 1]), "r"(v[i + 2]), "r"(v[i + 3]), "r"(v[i + 4]), "r"(v[i + 5]), \
       "r"(v[i + 6]), "r"(v[i + 7])
@@ -168,14 +184,45 @@ __device__ __forceinline__ void tensor_load(uint32_t address, uint32_t (&value)[
   }
 }
 
-__device__ __forceinline__ void tensor_store(uint32_t address, const uint32_t (&value)[32]) {
-  asm volatile(
-      "tcgen05.st.sync.aligned.32x32b.x32.b32 [%32], "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31};" ::DSV4_IN8(
-          value, 0),
-      DSV4_IN8(value, 8), DSV4_IN8(value, 16), DSV4_IN8(value, 24), "r"(address)
-      : "memory");
+template <int kCount>
+__device__ __forceinline__ void tensor_load(uint32_t address, float (&value)[kCount]) {
+  static_assert(kCount == 16 || kCount == 32);
+  if constexpr (kCount == 16) {
+    asm volatile(
+        "tcgen05.ld.sync.aligned.32x32b.x16.b32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, [%16];"
+        : DSV4_FLOAT_OUT8(value, 0), DSV4_FLOAT_OUT8(value, 8)
+        : "r"(address));
+  } else {
+    asm volatile(
+        "tcgen05.ld.sync.aligned.32x32b.x32.b32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
+        : DSV4_FLOAT_OUT8(value, 0), DSV4_FLOAT_OUT8(value, 8), DSV4_FLOAT_OUT8(value, 16),
+          DSV4_FLOAT_OUT8(value, 24)
+        : "r"(address));
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void tensor_store(uint32_t address, const uint32_t (&value)[kCount]) {
+  static_assert(kCount == 16 || kCount == 32);
+  if constexpr (kCount == 16) {
+    asm volatile(
+        "tcgen05.st.sync.aligned.32x32b.x16.b32 [%16], "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15};" ::DSV4_IN8(value,
+                                                                                             0),
+        DSV4_IN8(value, 8), "r"(address)
+        : "memory");
+  } else {
+    asm volatile(
+        "tcgen05.st.sync.aligned.32x32b.x32.b32 [%32], "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31};" ::
+            DSV4_IN8(value, 0),
+        DSV4_IN8(value, 8), DSV4_IN8(value, 16), DSV4_IN8(value, 24), "r"(address)
+        : "memory");
+  }
 }
 
 // 16 lanes, from the one of the address (0 or 16 of the quarter), by 2 kCount columns: thread t has
@@ -215,6 +262,7 @@ __device__ __forceinline__ void tensor_store_halves(uint32_t address, const uint
 }
 
 #undef DSV4_OUT8
+#undef DSV4_FLOAT_OUT8
 #undef DSV4_IN8
 
 }  // namespace dsv4::ptx

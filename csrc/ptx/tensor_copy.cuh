@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace dsv4::ptx {
@@ -33,6 +34,26 @@ __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map
       "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
       "l"(&map), "r"(column), "r"(row), "r"(shared_address(&full))
+      : "memory");
+}
+
+// The same in a kernel of pairs, whose barrier may be the other block's.
+__device__ __forceinline__ void gather_rows(uint32_t shared, const CUtensorMap& map, int column,
+                                            const uint4& rows, const RemoteMbarrier& full) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes"
+      ".cta_group::2 [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(rows.x), "r"(rows.y), "r"(rows.z), "r"(rows.w),
+      "r"(full.address())
+      : "memory");
+}
+
+__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int column,
+                                         int row, const RemoteMbarrier& full) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".cta_group::2 [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(row), "r"(full.address())
       : "memory");
 }
 

@@ -13,6 +13,29 @@ __device__ __forceinline__ void sync_threads() {
   asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
+// The same at a barrier that is known at run time.
+template <int kThreads>
+__device__ __forceinline__ void sync_threads(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// They meet, and learn whether it is true for one of them.
+template <int kThreads>
+__device__ __forceinline__ bool sync_threads_or(int barrier, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "bar.red.or.pred any, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "n"(kThreads), "r"(uint32_t(mine))
+      : "memory");
+  return any != 0;
+}
+
 // True for one lane of a converged warp. Behind it the compiler knows that one thread is active, as
 // behind a comparison of lanes it does not.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-elect-sync

@@ -8,6 +8,7 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
+#include "sm100/outputs.cuh"
 #include "sm100/params.h"
 
 namespace dsv4::sm100 {
@@ -38,9 +39,13 @@ struct PackedFormat : BFloat16Format {
   static constexpr KvFormat kFormat = KvFormat::kPacked;
 };
 
+template <class Cfg>
+struct SharedStorage;
+
 template <class Format_>
 struct Config {
   using Format = Format_;
+  using Storage = SharedStorage<Config>;
   static constexpr int kTileSlots = tile_slots(Format::kFormat);
   static constexpr int kSwizzleBytes = 128;
   static constexpr int kBlockDims = kSwizzleBytes / Format::kElementBytes;
@@ -79,7 +84,6 @@ struct Config {
   static_assert(kGranules <= (kValidityTiles - 1) * kGranulesPerTile);
 
   static constexpr int kSlotsPerThread = kTileSlots / 2;  // softmax: two threads share a head
-  static constexpr int kWeightWords = 16;                 // of a thread: its slots, packed
 };
 
 // Tensor memory, in columns. With M = 64 an accumulator fills 16 of the 32 lanes of each quarter,
@@ -90,7 +94,7 @@ struct Config {
 //   sums      of the weights as they are multiplied: weights x ones, the same in each column
 inline constexpr uint32_t kScoreColumn = 0, kOutputColumn = 128, kWeightColumn = 384;
 inline constexpr uint32_t kSumColumn = 448;
-inline constexpr int kOutputColumns = 256, kWeightColumns = 32, kSumColumns = 8;
+inline constexpr int kWeightColumns = 32, kSumColumns = 8;
 inline constexpr uint32_t kUpperLanes = ptx::tensor_lane(16);
 static_assert(kWeightColumn + 2 * kWeightColumns <= kSumColumn);
 static_assert(kSumColumn + kSumColumns <= ptx::kTensorColumns);

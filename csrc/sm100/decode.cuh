@@ -7,53 +7,12 @@
 #include "ptx/warp.cuh"
 #include "sm100/config.cuh"
 #include "sm100/convert.cuh"
+#include "sm100/finish.cuh"
 #include "sm100/gather.cuh"
-#include "sm100/outputs.cuh"
 #include "sm100/products.cuh"
 #include "sm100/softmax.cuh"
 
 namespace dsv4::sm100 {
-
-// The end of a row, or of a part of one, for a warp's heads from `first_head` on.
-template <class Cfg>
-__device__ __forceinline__ void finish_row(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                           const Softmax<Cfg>& softmax, const Assignment& work,
-                                           int first_head, uint32_t tensor) {
-  const DecodeProblem& problem = params.problem;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int num_heads =
-      static_cast<int>(min(int64_t(Cfg::kHeadsPerWarp), problem.heads - first_head));
-  const int head = first_head + lane % Cfg::kHeadsPerWarp;
-  const bool has_head = lane % Cfg::kHeadsPerWarp < num_heads;
-  const bool tells_lse = has_head && lane < Cfg::kHeadsPerWarp;
-  softmax.wait_for_outputs();
-  const typename Softmax<Cfg>::Total total = softmax.total();
-
-  if (work.whole_row) {
-    const float sink = has_head ? sink_of_head(problem, head) : -CUDART_INF_F;
-    float factor = total.reciprocal * value_of(problem.scale2);
-    if (!problem.defer_sinks && !total.is_empty) factor *= share_of_row(total.lse, sink);
-    if (tells_lse && problem.lse.data != nullptr) {
-      store_lse(problem, work.row, head, total.is_empty, total.lse, sink);
-    }
-    const RowPosition position = row_position(problem, work.row);
-    auto* target = static_cast<uint16_t*>(problem.out.data) +
-                   position.batch * problem.out.batch_stride +
-                   position.query * problem.out.row_stride + first_head * problem.out.head_stride;
-    store_outputs(smem.staging[warp], tensor, factor, num_heads, target, problem.out.head_stride);
-  } else {
-    const int64_t first = int64_t(work.part) * problem.heads + first_head;
-    if (tells_lse) {
-      params.partial_lse[first + lane] = total.is_empty ? -CUDART_INF_F : total.lse;
-    }
-    store_outputs(smem.staging[warp], tensor, total.reciprocal, num_heads,
-                  params.partial_out + first * kHeadDim, kHeadDim);
-  }
-  ptx::tensor_fence_before();
-  if (work.row_parts.count != 0 && first_head == 0 && lane == 0) {
-    params.row_parts[work.row] = work.row_parts;
-  }
-}
 
 // The softmax warps' role.
 template <class Cfg>
@@ -69,7 +28,10 @@ __device__ __forceinline__ void weigh_and_finish(const DecodeParams& params,
     const int tiles = num_tiles<Cfg>(work.num_slots);
     softmax.begin(scale, work.num_slots);
     for (int tile = 0; tile < tiles; ++tile) softmax.weigh(tile);
-    finish_row(params, smem, softmax, work, work.first_head + warp * Cfg::kHeadsPerWarp, tensor);
+    softmax.wait_for_outputs();
+    finish_row<Cfg::kHeadsPerWarp>(params, smem.staging[warp], softmax.total(), work,
+                                   work.first_head + warp * Cfg::kHeadsPerWarp, 0,
+                                   tensor + kOutputColumn);
     __syncwarp();
     if (threadIdx.x % 32 == 0) smem.finished[works.index].arrive();
   }

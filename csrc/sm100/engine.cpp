@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sm100/engine.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "combine/combine.h"
 #include "cuda/cache_ops.h"
 #include "cuda/decode_plan.h"
@@ -17,14 +20,28 @@ namespace {
 
 bool serves(const GpuInfo& gpu) { return gpu.major == 10; }
 
+// DSV4_SM100_PAIRS=0 in the environment keeps blocks from working in pairs: where there are more
+// than 64 heads, two of them then gather each row's keys. A pair multiplies in ways of which none
+// is known to have run on hardware (pair_config.cuh).
+bool pairs_are_allowed() {
+  static const bool allowed = [] {
+    const char* text = std::getenv("DSV4_SM100_PAIRS");
+    return text == nullptr || std::strcmp(text, "0") != 0;
+  }();
+  return allowed;
+}
+
+bool has_pair_kernel(KvFormat format) { return format != KvFormat::kPacked; }
+
 // Microseconds, modelled for a B200 (README.md).
-EngineCosts costs(KvFormat format) {
+EngineCosts costs(KvFormat format, int64_t heads) {
+  const bool pairs = heads > kHeadTile && has_pair_kernel(format) && pairs_are_allowed();
   EngineCosts costs{};
   costs.num_tiles = 1;
-  costs.head_tile[0] = kHeadTile;
-  costs.num_blocks[0] = 1;
+  costs.head_tile[0] = pairs ? kPairHeadTile : kHeadTile;
+  costs.num_blocks[0] = pairs ? 2 : 1;
   costs.unit_slots[0] = tile_slots(format);
-  costs.unit[0] = format == KvFormat::kPacked ? 0.8 : 1.25;
+  costs.unit[0] = format == KvFormat::kPacked ? 0.8 : pairs ? 0.65 : 1.25;
   costs.row[0] = 3.0;
   costs.combine = 3.0;
   costs.combine_part = 0.1;
@@ -42,11 +59,12 @@ bool takes(const DecodeProblem& problem) {
 }
 
 Status launch(const DecodeParams& params, Stream stream) {
+  const bool pairs = params.schedule.head_tile == kPairHeadTile;
   switch (params.problem.kv_format) {
     case KvFormat::kBFloat16:
-      return launch_decode_bf16(params, stream);
+      return pairs ? launch_decode_bf16_pairs(params, stream) : launch_decode_bf16(params, stream);
     case KvFormat::kFloat8E4M3:
-      return launch_decode_e4m3(params, stream);
+      return pairs ? launch_decode_e4m3_pairs(params, stream) : launch_decode_e4m3(params, stream);
     case KvFormat::kPacked:
       break;
   }
@@ -57,7 +75,10 @@ Status workspace_size(const DecodeShape& shape, size_t* bytes) {
   // The shape does not say which engine will take the problem.
   size_t own = 0, portable = 0;
   DSV4_RETURN_IF_FAILED(cuda::workspace_size(
-      shape, {costs(KvFormat::kBFloat16), costs(KvFormat::kFloat8E4M3)}, &own));
+      shape,
+      {costs(KvFormat::kBFloat16, shape.heads), costs(KvFormat::kFloat8E4M3, shape.heads),
+       costs(KvFormat::kPacked, shape.heads)},
+      &own));
   DSV4_RETURN_IF_FAILED(sm120::kEngine.workspace_size(shape, &portable));
   *bytes = own > portable ? own : portable;
   return {};
@@ -68,7 +89,8 @@ Status sparse_mla_decode(const DecodeProblem& problem, Stream stream) {
   if (!takes(problem)) return sm120::kEngine.sparse_mla_decode(problem, stream);
   DecodeParams params{};
   params.problem = problem;
-  DSV4_RETURN_IF_FAILED(cuda::plan_decode(problem, costs(problem.kv_format), &params));
+  DSV4_RETURN_IF_FAILED(
+      cuda::plan_decode(problem, costs(problem.kv_format, problem.heads), &params));
 
   const cuda::DeviceGuard guard(problem.device);
   DSV4_RETURN_IF_FAILED(guard.status());

@@ -4,51 +4,59 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/tcgen05.cuh"
-#include "sm100/config.cuh"
 
 namespace dsv4::sm100 {
 
-__device__ __forceinline__ uint4 to_words(const uint32_t* sums, float factor, float*) {
-  const auto scaled = [&](int i) { return __float_as_uint(__uint_as_float(sums[i]) * factor); };
+inline constexpr int kOutputColumns = 256;  // of a lane: its half of the dims
+
+__device__ __forceinline__ uint4 to_words(const float* sums, float factor, float*) {
+  const auto scaled = [&](int i) { return __float_as_uint(sums[i] * factor); };
   return make_uint4(scaled(0), scaled(1), scaled(2), scaled(3));
 }
 
-__device__ __forceinline__ uint4 to_words(const uint32_t* sums, float factor, uint16_t*) {
+__device__ __forceinline__ uint4 to_words(const float* sums, float factor, uint16_t*) {
   const auto pair = [&](int i) {
-    return ptx::pack<ptx::Half::kBFloat16>(__uint_as_float(sums[2 * i]) * factor,
-                                           __uint_as_float(sums[2 * i + 1]) * factor);
+    return ptx::pack<ptx::Half::kBFloat16>(sums[2 * i] * factor, sums[2 * i + 1] * factor);
   };
   return make_uint4(pair(0), pair(1), pair(2), pair(3));
 }
 
-// Multiplies a warp's sums by each head's factor, and stores its first `num_heads` heads as bf16 or
-// float: target[head * head_stride + dim]. Each thread has 64 bytes of a head's outputs at a time,
-// which cross shared memory so that neighbouring threads store them together.
-template <class Element>
-__device__ __forceinline__ void store_outputs(uint8_t (&staging)[32][64], uint32_t tensor,
+// Multiplies the sums of a warp, which has `kHeads` heads, by each head's factor, and stores those
+// of the first `num_heads` as bf16 or float: target[head * head_stride + dim]. Lane l has head l %
+// kHeads and the (l / kHeads)-th kOutputColumns dims, from column `outputs` on. Each thread has 64
+// bytes of a head's outputs at a time, which cross shared memory so that neighbouring threads store
+// them together.
+template <int kHeads, class Element>
+__device__ __forceinline__ void store_outputs(uint8_t (&staging)[32][64], uint32_t outputs,
                                               float factor, int num_heads, Element* target,
                                               int64_t head_stride) {
   constexpr int kDims = 64 / sizeof(Element), kDimsPerWord = 16 / sizeof(Element);
+  static_assert(kHeads % 8 == 0);
   const int lane = threadIdx.x % 32;
+  // Four words of 16 bytes, in an order that meets each bank once. A thread writes those of its own
+  // lane, and stores word l % 4 of lanes l / 4, l / 4 + 8, and so on.
+  const auto place = [&](int from, int word) {
+    return reinterpret_cast<uint4*>(&staging[from][(word ^ from / 2 % 4) * 16]);
+  };
+  uint4* const stored_from = place(lane / 4, lane % 4);
+  target += lane / 4 * head_stride + lane % 4 * kDimsPerWord;
 #pragma unroll 1
-  for (int column = 0; column < kOutputColumns; column += kDims) {
-    uint32_t sums[kDims];
-    ptx::tensor_load(tensor + kOutputColumn + column, sums);
+  for (int column = 0; column < kOutputColumns; column += kDims, target += kDims) {
+    float sums[kDims];
+    ptx::tensor_load(outputs + column, sums);
     ptx::tensor_wait_loads();
-    // Four words of 16 bytes, in an order that meets each bank once.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<uint4*>(&staging[lane][(i ^ lane / 2 % 4) * 16]) =
-          to_words(sums + i * kDimsPerWord, factor, static_cast<Element*>(nullptr));
+      *place(lane, i) = to_words(sums + i * kDimsPerWord, factor, static_cast<Element*>(nullptr));
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int from = i * 8 + lane / 4, head = from % 16, word = lane % 4;
-      const int dim = from / 16 * kOutputColumns + column + word * kDimsPerWord;
-      const uint4 words =
-          *reinterpret_cast<const uint4*>(&staging[from][(word ^ from / 2 % 4) * 16]);
-      if (head < num_heads) *reinterpret_cast<uint4*>(target + head * head_stride + dim) = words;
+      const int head = i * 8 % kHeads, dim = i * 8 / kHeads * kOutputColumns;
+      const uint4 words = stored_from[i * 8 * sizeof(staging[0]) / sizeof(uint4)];
+      if (head + lane / 4 < num_heads) {
+        *reinterpret_cast<uint4*>(target + head * head_stride + dim) = words;
+      }
     }
     __syncwarp();
   }

@@ -25,8 +25,9 @@ struct DecodeParams : cuda::DecodePlan {
   DecodeProblem problem;
 };
 
-inline constexpr int kWindowUnit = 4;  // of schedule.h: a gather takes four rows of one pool
-inline constexpr int kHeadTile = 64;   // M of the multiplications of a block
+inline constexpr int kWindowUnit = 4;      // of schedule.h: a gather takes four rows of one pool
+inline constexpr int kHeadTile = 64;       // M of the multiplications of a block
+inline constexpr int kPairHeadTile = 128;  // and of a pair of blocks
 
 constexpr int tile_slots(KvFormat format) { return format == KvFormat::kFloat8E4M3 ? 128 : 64; }
 
@@ -34,5 +35,9 @@ constexpr int tile_slots(KvFormat format) { return format == KvFormat::kFloat8E4
 Status launch_decode_bf16(const DecodeParams& params, Stream stream);
 Status launch_decode_e4m3(const DecodeParams& params, Stream stream);
 Status launch_decode_packed(const DecodeParams& params, Stream stream);
+
+// The same by pairs of blocks.
+Status launch_decode_bf16_pairs(const DecodeParams& params, Stream stream);
+Status launch_decode_e4m3_pairs(const DecodeParams& params, Stream stream);
 
 }  // namespace dsv4::sm100

@@ -6,23 +6,13 @@
 #include <math_constants.h>
 
 #include "cuda/row_end.cuh"
-#include "ptx/convert.cuh"
 #include "ptx/float_pair.cuh"
 #include "ptx/tcgen05.cuh"
 #include "sm100/config.cuh"
+#include "sm100/finish.cuh"
+#include "sm100/weights.cuh"
 
 namespace dsv4::sm100 {
-
-// A weight is 2^(score - reference + weight exponent). The reference is the largest score when it
-// was set, and is set anew when a score is kReferenceSlack ahead. The largest weights are
-//   e4m3   below 448, where it ends
-//   bf16   such that all of a row's add up to at most 1, so that no sum of keys overflows
-template <class Format>
-__device__ __forceinline__ float weight_exponent(int32_t num_slots) {
-  if constexpr (Format::kKind == ptx::TensorKind::kFloat8) return 5.0f;
-  const int log2_slots = 32 - __clz(num_slots);  // rounded up
-  return static_cast<float>(-log2_slots) - Format::kReferenceSlack;
-}
 
 template <class Cfg>
 class Softmax {
@@ -56,24 +46,19 @@ class Softmax {
     for (int i = 0; i < kPairs; ++i) {
       x[i] = ptx::multiply_add(x[i], make_float2(scale_, scale_), make_float2(shift_, shift_));
     }
-    if (has_holes) drop_holes(x);
+    if (has_holes) drop_holes(x, valid_);
     follow(x, tile);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) x[i] = make_float2(ptx::exp2(x[i].x), ptx::exp2(x[i].y));
     store_weights(x);
-    add_weights(x);
+    sum_ = add_all(sum_, x);
     for (int i = 0; i < Cfg::kGranulesPerTile; ++i) granule_.advance();
     buffer_.advance();
     validity_ = (validity_ + 1) % Cfg::kValidityTiles;
   }
 
-  // At the end of a row or part, when the outputs are there: log2 of the sum of exp2(scores);
-  // what to multiply outputs by; whether there was no valid slot.
-  struct Total {
-    float lse, reciprocal;
-    bool is_empty;
-  };
-  __device__ __forceinline__ Total total() const {
+  // At the end of a row or part, when the outputs are there.
+  __device__ __forceinline__ RowTotal total() const {
     float sum = sum_.x + sum_.y;
     sum += __shfl_xor_sync(kAllLanes, sum, 16);
     const float rounded_sum = ptx::tensor_load_column(tensor_ + kSumColumn);
@@ -115,27 +100,6 @@ class Softmax {
     }
   }
 
-  __device__ __forceinline__ bool is_valid(int slot) const {
-    return valid_[slot / 32] >> slot % 32 & 1;
-  }
-
-  __device__ __forceinline__ void drop_holes(float2 (&x)[kPairs]) const {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      x[i].x = is_valid(2 * i) ? x[i].x : -CUDART_INF_F;
-      x[i].y = is_valid(2 * i + 1) ? x[i].y : -CUDART_INF_F;
-    }
-  }
-
-  __device__ __forceinline__ static float largest_of(const float2 (&x)[kPairs]) {
-    float largest[4] = {-CUDART_INF_F, -CUDART_INF_F, -CUDART_INF_F, -CUDART_INF_F};
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      largest[i % 4] = ptx::max_of_three(largest[i % 4], x[i].x, x[i].y);
-    }
-    return fmaxf(ptx::max_of_three(largest[0], largest[1], largest[2]), largest[3]);
-  }
-
   // Moves the reference of heads whose weights would grow too large, or have none yet.
   __device__ __forceinline__ void follow(float2 (&x)[kPairs], int tile) {
     float largest = largest_of(x);
@@ -159,34 +123,13 @@ class Softmax {
     const float sum = ptx::tensor_load_column(tensor_ + kSumColumn);
     ptx::tensor_wait_loads();
     ptx::tensor_store_column(tensor_ + kSumColumn, sum * factor);
-#pragma unroll 1
-    for (int column = 0; column < kOutputColumns; column += 32) {
-      uint32_t bits[32];
-      ptx::tensor_load(tensor_ + kOutputColumn + column, bits);
-      ptx::tensor_wait_loads();
-#pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const float2 scaled =
-            ptx::multiply(make_float2(__uint_as_float(bits[i]), __uint_as_float(bits[i + 1])),
-                          make_float2(factor, factor));
-        bits[i] = __float_as_uint(scaled.x);
-        bits[i + 1] = __float_as_uint(scaled.y);
-      }
-      ptx::tensor_store(tensor_ + kOutputColumn + column, bits);
-    }
+    scale_columns<kOutputColumns>(tensor_ + kOutputColumn, factor);
     ptx::tensor_wait_stores();
   }
 
   __device__ __forceinline__ void store_weights(const float2 (&x)[kPairs]) const {
-    uint32_t words[Cfg::kWeightWords];
-#pragma unroll
-    for (int i = 0; i < Cfg::kWeightWords; ++i) {
-      if constexpr (Format::kKind == ptx::TensorKind::kFloat8) {
-        words[i] = ptx::pack_e4m3(x[2 * i].x, x[2 * i].y, x[2 * i + 1].x, x[2 * i + 1].y);
-      } else {
-        words[i] = ptx::pack<ptx::Half::kBFloat16>(x[i].x, x[i].y);
-      }
-    }
+    uint32_t words[kWeightWords];
+    round_weights<Format>(x, words);
     smem_.outputs_full[buffer_.index].wait(buffer_.empty_parity());
     ptx::tensor_fence_after();
     const uint32_t target = tensor_ + kWeightColumn + buffer_.index * kWeightColumns;
@@ -196,13 +139,6 @@ class Softmax {
     ptx::tensor_fence_before();
     __syncwarp();
     if (threadIdx.x % 32 == 0) smem_.weights_full[buffer_.index].arrive();
-  }
-
-  __device__ __forceinline__ void add_weights(const float2 (&x)[kPairs]) {
-    float2 part[2] = {sum_, make_float2(0.0f, 0.0f)};
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) part[i % 2] = ptx::add(part[i % 2], x[i]);
-    sum_ = ptx::add(part[0], part[1]);
   }
 
   SharedStorage<Cfg>& smem_;

@@ -19,7 +19,7 @@ class TileStream {
     int32_t window_slots;  // of the warp's, the first ones: those of the window
   };
 
-  __device__ __forceinline__ TileStream(const DecodeParams& params, SharedStorage<Cfg>& smem,
+  __device__ __forceinline__ TileStream(const DecodeParams& params, typename Cfg::Storage& smem,
                                         const Share<kWindowUnit>& share, int first_head, int warp)
       : problem_(params.problem),
         smem_(smem),
@@ -74,7 +74,7 @@ class TileStream {
   }
 
   const DecodeProblem& problem_;
-  SharedStorage<Cfg>& smem_;
+  typename Cfg::Storage& smem_;
   Share<kWindowUnit> share_;
   int first_head_;
   bool announces_;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gather warps' role for 512-wide pools, in one of a pair of blocks. Both step through the same
+// share, and read all of its indices.
+#pragma once
+
+#include "ptx/shared_memory.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "ptx/warp.cuh"
+#include "sm100/gather.cuh"
+#include "sm100/pair_config.cuh"
+#include "sm100/tile_stream.cuh"
+
+namespace dsv4::sm100 {
+
+// One thread copies what a warp's slots have in blocks kFirst .. kEnd - 1 of a tile.
+template <int kFirst, int kEnd, class Cfg>
+__device__ __forceinline__ void copy_blocks(const DecodeParams& params, PairStorage<Cfg>& smem,
+                                            int rank, int warp, int stage, const TileRows& tile,
+                                            const ptx::Mbarrier& full) {
+  const ptx::RemoteMbarrier leader_full(full, 0);
+  const int first_row = warp * Cfg::kSlotsPerGatherWarp % Cfg::kBlockSlots;
+  const uint32_t target = ptx::shared_address(smem.blocks[stage]) + first_row * Cfg::kSwizzleBytes;
+  leader_full.arrive_expect_bytes((kEnd - kFirst) * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes);
+  if (tile.first_of_run != kHole) {
+    const CUtensorMap& map = tile.window_slots > 0 ? params.window.runs : params.compressed.runs;
+#pragma unroll
+    for (int block = kFirst; block < kEnd; ++block) {
+      ptx::load_box(target + block * Cfg::kBlockBytes, map,
+                    Cfg::block_dim(block % Cfg::kOwnBlocks, rank), tile.first_of_run, leader_full);
+    }
+    return;
+  }
+#pragma unroll
+  for (int slot = 0; slot < Cfg::kSlotsPerGatherWarp; slot += Cfg::kRowsPerGather) {
+    const uint4 rows = ptx::load_shared_u128(ptx::shared_address(&smem.rows[warp][slot]));
+    const CUtensorMap& map = slot < tile.window_slots ? params.window.rows : params.compressed.rows;
+#pragma unroll
+    for (int block = kFirst; block < kEnd; ++block) {
+      ptx::gather_rows(target + block * Cfg::kBlockBytes + slot * Cfg::kSwizzleBytes, map,
+                       Cfg::block_dim(block % Cfg::kOwnBlocks, rank), rows, leader_full);
+    }
+  }
+}
+
+// Fills the ring. Indices are read a tile ahead of their keys. A hole copies zeros: what lay in its
+// place might be NaN, which times a weight of 0 is NaN.
+template <class Cfg>
+__device__ __forceinline__ void gather_for_pair(const DecodeParams& params, PairStorage<Cfg>& smem,
+                                                const Share<kWindowUnit>& share, int first_head,
+                                                int rank, int warp) {
+  const int lane = threadIdx.x % 32;
+  const bool has_own_slots = Cfg::kSplitsDims || warp / Cfg::kOwnGatherWarps == rank;
+  TileStream<Cfg> tiles(params, smem, share, first_head, warp);
+  typename TileStream<Cfg>::Slot slot;
+  Ring<Cfg::kStages> ring;
+  for (bool exists = tiles.next(slot); exists; ring.advance()) {
+    const int32_t row =
+        slot.in_window
+            ? find_row(params.problem.window, params.window, slot.entry, slot.column)
+            : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
+    const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
+    const TileRows tile{slot.window_slots, first_of_run(row, slot.window_slots)};
+    exists = tiles.next(slot);
+
+    smem.rows[warp][lane] = row;
+    smem.empty[ring.index].wait(ring.empty_parity());
+    if (lane == 0) smem.validity[ring.index][warp] = valid;
+    __syncwarp();
+    if (ptx::elect_one()) {
+      if (has_own_slots) {
+        copy_blocks<0, Cfg::kOwnBlocks>(params, smem, rank, warp, ring.index, tile,
+                                        smem.own_full[ring.index]);
+      } else {
+        // The scores do not need the keys, but the validity.
+        ptx::RemoteMbarrier(smem.own_full[ring.index], 0).arrive();
+        copy_blocks<Cfg::kOwnBlocks, Cfg::kBlocks>(params, smem, rank, warp, ring.index, tile,
+                                                   smem.other_full[ring.index]);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace dsv4::sm100
