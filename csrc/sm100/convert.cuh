@@ -4,7 +4,7 @@
 // A packed key is 28 chunks of 16 e4m3 values, and 8 chunks of 8 bf16 values. A warp has 8 slots of
 // a tile. Of the first three granules of a tile, which are 8 e4m3 chunks a slot, lane l has chunk l
 // % 8 of slots l / 8 and l / 8 + 4; of the last, e4m3 chunk l % 4 of slot l / 4, and a bf16 chunk
-// of the two other slots.
+// of the two other slots. In a pair of blocks, each takes two of the granules.
 #pragma once
 
 #include <math_constants.h>
@@ -18,7 +18,7 @@
 
 namespace dsv4::sm100 {
 
-inline constexpr int kWideGranules = 3;
+inline constexpr int kWideGranules = 3, kPackedGranules = 4;  // of a tile
 
 // Of the slots l / 8, l / 8 + 4 and l / 4 of a tile.
 struct LaneKeys {
@@ -134,13 +134,43 @@ __device__ __forceinline__ void store_granule(uint8_t* bytes, int first_slot, in
   }
 }
 
-// Fills the ring. A chunk of the next tile is read when its registers are free, and indices are
-// read a tile before.
+// Where a block that works alone puts its keys: each granule has a place in the ring.
 template <class Cfg>
+class GranuleRing {
+ public:
+  __device__ __forceinline__ GranuleRing(SharedStorage<Cfg>& smem, int warp)
+      : smem_(smem), warp_(warp) {}
+
+  // The granule, when it is free.
+  __device__ __forceinline__ uint8_t* acquire(int) const {
+    smem_.empty[ring_.index].wait(ring_.empty_parity());
+    return smem_.granules[ring_.index];
+  }
+  __device__ __forceinline__ uint8_t* validity() const {
+    return reinterpret_cast<uint8_t*>(smem_.validity[tile_]) + warp_;
+  }
+  // The warp has written its part of a granule, and of the first one the validity.
+  __device__ __forceinline__ void release(int granule) {
+    ptx::fence_shared_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem_.full[ring_.index].arrive();
+    ring_.advance();
+    if (granule == Cfg::kGranulesPerTile - 1) tile_ = (tile_ + 1) % Cfg::kValidityTiles;
+  }
+
+ private:
+  SharedStorage<Cfg>& smem_;
+  int warp_;
+  Ring<Cfg::kGranules> ring_;
+  int tile_ = 0;
+};
+
+// Fills the ring with granules kFirst .. kEnd - 1 of each tile. A chunk of the next tile is read
+// when its registers are free, and indices are read a tile before.
+template <int kFirst, int kEnd, class Cfg, class Target>
 __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
-                                                 SharedStorage<Cfg>& smem, const Share& share,
-                                                 int first_head, int warp) {
-  static_assert(Cfg::kGranulesPerTile == kWideGranules + 1);
+                                                 typename Cfg::Storage& smem, const Share& share,
+                                                 int first_head, int warp, Target target) {
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;
   const int first_slot = warp * Cfg::kSlotsPerGatherWarp;
@@ -159,11 +189,8 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
   Key key = find(slot);
   share_keys(key, keys);
 #pragma unroll
-  for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule) {
-    load_granule(keys, granule, chunks);
-  }
-  Ring<Cfg::kGranules> ring;
-  for (int tile = 0;; tile = (tile + 1) % Cfg::kValidityTiles) {
+  for (int granule = kFirst; granule < kEnd; ++granule) load_granule(keys, granule, chunks);
+  for (;;) {
     const uint32_t valid = __ballot_sync(0xffffffffu, key.data != nullptr);
     LaneKeys next_keys;
     const bool goes_on = next_exists;
@@ -173,16 +200,14 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
       next_exists = tiles.next(next_slot);
     }
 #pragma unroll
-    for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
-      smem.empty[ring.index].wait(ring.empty_parity());
-      store_granule<Cfg>(smem.granules[ring.index], first_slot, granule, keys, chunks);
+    for (int granule = kFirst; granule < kEnd; ++granule) {
+      uint8_t* const bytes = target.acquire(granule);
+      store_granule<Cfg>(bytes, first_slot, granule, keys, chunks);
       if (goes_on) load_granule(next_keys, granule, chunks);
-      if (granule == 0 && threadIdx.x % 32 == 0) {
-        reinterpret_cast<uint8_t*>(smem.validity[tile])[warp] = static_cast<uint8_t>(valid);
+      if (granule == kFirst && threadIdx.x % 32 == 0) {
+        *target.validity() = static_cast<uint8_t>(valid);
       }
-      ptx::fence_shared_async();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) smem.full[ring.index].arrive();
+      target.release(granule);
     }
     if (!goes_on) return;
     keys = next_keys;

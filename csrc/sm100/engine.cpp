@@ -31,11 +31,9 @@ bool pairs_are_allowed() {
   return allowed;
 }
 
-bool has_pair_kernel(KvFormat format) { return format != KvFormat::kPacked; }
-
 // Microseconds, modelled for a B200 (README.md).
 EngineCosts costs(KvFormat format, int64_t heads) {
-  const bool pairs = heads > kHeadTile && has_pair_kernel(format) && pairs_are_allowed();
+  const bool pairs = heads > kHeadTile && pairs_are_allowed();
   EngineCosts costs{};
   costs.num_tiles = 1;
   costs.head_tile[0] = pairs ? kPairHeadTile : kHeadTile;
@@ -68,16 +66,14 @@ Status launch(const DecodeParams& params, Stream stream) {
     case KvFormat::kPacked:
       break;
   }
-  return launch_decode_packed(params, stream);
+  return pairs ? launch_decode_packed_pairs(params, stream) : launch_decode_packed(params, stream);
 }
 
 Status workspace_size(const DecodeShape& shape, size_t* bytes) {
   // The shape does not say which engine will take the problem.
   size_t own = 0, portable = 0;
   DSV4_RETURN_IF_FAILED(cuda::workspace_size(
-      shape,
-      {costs(KvFormat::kBFloat16, shape.heads), costs(KvFormat::kFloat8E4M3, shape.heads),
-       costs(KvFormat::kPacked, shape.heads)},
+      shape, {costs(KvFormat::kBFloat16, shape.heads), costs(KvFormat::kFloat8E4M3, shape.heads)},
       &own));
   DSV4_RETURN_IF_FAILED(sm120::kEngine.workspace_size(shape, &portable));
   *bytes = own > portable ? own : portable;
