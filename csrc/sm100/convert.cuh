@@ -18,6 +18,7 @@
 namespace dsv4::sm100 {
 
 inline constexpr int kFloat8Groups = PackedPage::kNumScales;
+inline constexpr int kPackedGranules = 4;  // of a tile, of two groups each
 
 // What a lane has of a key.
 struct LaneKey {
@@ -73,7 +74,7 @@ __device__ __forceinline__ void store_chunks(uint8_t* row, int swizzle, int gran
   uint8_t* const first = row + ((2 * part) ^ swizzle) * 16;
   uint8_t* const second = row + ((2 * part + 1) ^ swizzle) * 16;
 #pragma unroll
-  for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
+  for (int block = 0; block < 2; ++block) {
     const int group = 2 * granule + block;
     uint4 low = mine.rope[0], high = mine.rope[1];
     if (group < kFloat8Groups) {
@@ -94,13 +95,44 @@ __device__ __forceinline__ uint8_t every_fourth_bit(uint32_t word) {
   return static_cast<uint8_t>(word | word >> 12);
 }
 
-// Fills the ring. A chunk of the next tile is read when its registers are free, and indices are
-// read a tile before.
+// Where a block that works alone puts its keys: each granule has a place in the ring.
 template <class Cfg>
+class GranuleRing {
+ public:
+  __device__ __forceinline__ GranuleRing(SharedStorage<Cfg>& smem, int warp)
+      : smem_(smem), warp_(warp) {}
+
+  // The granule, when it is free.
+  __device__ __forceinline__ uint8_t* acquire(int) const {
+    smem_.empty[ring_.index].wait(ring_.empty_parity());
+    return smem_.granules[ring_.index];
+  }
+  __device__ __forceinline__ uint8_t* validity() const {
+    return reinterpret_cast<uint8_t*>(smem_.validity[tile_]) + warp_;
+  }
+  // The warp has written its part of a granule, and of the first one the validity.
+  __device__ __forceinline__ void release(int granule) {
+    ptx::fence_shared_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem_.full[ring_.index].arrive();
+    ring_.advance();
+    if (granule == Cfg::kGranulesPerTile - 1) tile_ = (tile_ + 1) % Cfg::kValidityTiles;
+  }
+
+ private:
+  SharedStorage<Cfg>& smem_;
+  int warp_;
+  Ring<Cfg::kGranules> ring_;
+  int tile_ = 0;
+};
+
+// Fills the ring with granules kFirst .. kEnd - 1 of each tile. A chunk of the next tile is read
+// when its registers are free, and indices are read a tile before.
+template <int kFirst, int kEnd, class Cfg, class Target>
 __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
-                                                 SharedStorage<Cfg>& smem,
+                                                 typename Cfg::Storage& smem,
                                                  const Share<kWindowUnit>& share, int first_head,
-                                                 int warp) {
+                                                 int warp, Target target) {
   static_assert(Cfg::kLanesPerSlot == 4);
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;
@@ -122,11 +154,8 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
   uint2 scales = load_scales(key);
   LaneKey mine;
 #pragma unroll
-  for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule) {
-    load_chunks(key, granule, mine);
-  }
-  Ring<Cfg::kGranules> ring;
-  for (int tile = 0;; tile = (tile + 1) % Cfg::kValidityTiles) {
+  for (int granule = kFirst; granule < kEnd; ++granule) load_chunks(key, granule, mine);
+  for (;;) {
     const uint32_t valid = __ballot_sync(0xffffffffu, key.data != nullptr);
     const bool goes_on = exists;
     uint2 next_scales{};
@@ -136,17 +165,12 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
       exists = tiles.next(slot);
     }
 #pragma unroll
-    for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
-      smem.empty[ring.index].wait(ring.empty_parity());
-      store_chunks<Cfg>(smem.granules[ring.index] + slot_in_tile * Cfg::kSwizzleBytes,
-                        slot_in_tile % 8, granule, scales, mine);
+    for (int granule = kFirst; granule < kEnd; ++granule) {
+      uint8_t* const row = target.acquire(granule) + slot_in_tile * Cfg::kSwizzleBytes;
+      store_chunks<Cfg>(row, slot_in_tile % 8, granule, scales, mine);
       if (goes_on) load_chunks(key, granule, mine);
-      if (granule == 0 && lane == 0) {
-        reinterpret_cast<uint8_t*>(smem.validity[tile])[warp] = every_fourth_bit(valid);
-      }
-      ptx::fence_shared_async();
-      __syncwarp();
-      if (lane == 0) smem.full[ring.index].arrive();
+      if (granule == kFirst && lane == 0) *target.validity() = every_fourth_bit(valid);
+      target.release(granule);
     }
     if (!goes_on) return;
     scales = next_scales;

@@ -75,7 +75,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const Share<kWindowUnit> share(params.problem, params.schedule, blockIdx.x / num_tiles);
     const int gather_warp = warp - Cfg::kFirstGatherWarp;
     if constexpr (Cfg::kConverts) {
-      load_and_convert<Cfg>(params, smem, share, first_head, gather_warp);
+      static_assert(Cfg::kGranulesPerTile == kPackedGranules);
+      load_and_convert<0, kPackedGranules, Cfg>(params, smem, share, first_head, gather_warp,
+                                                GranuleRing<Cfg>(smem, gather_warp));
     } else {
       gather<Cfg>(params, smem, share, first_head, gather_warp);
     }

@@ -31,17 +31,15 @@ bool pairs_are_allowed() {
   return allowed;
 }
 
-bool has_pair_kernel(KvFormat format) { return format != KvFormat::kPacked; }
-
 // Microseconds, modelled for a B200 (README.md).
 EngineCosts costs(KvFormat format, int64_t heads) {
-  const bool pairs = heads > kHeadTile && has_pair_kernel(format) && pairs_are_allowed();
+  const bool pairs = heads > kHeadTile && pairs_are_allowed();
   EngineCosts costs{};
   costs.num_tiles = 1;
   costs.head_tile[0] = pairs ? kPairHeadTile : kHeadTile;
   costs.num_blocks[0] = pairs ? 2 : 1;
   costs.unit_slots[0] = tile_slots(format);
-  costs.unit[0] = format == KvFormat::kPacked ? 0.8 : pairs ? 0.65 : 1.25;
+  costs.unit[0] = (format == KvFormat::kPacked ? 0.85 : 1.25) * (pairs ? 0.6 : 1.0);
   costs.row[0] = 3.0;
   costs.combine = 3.0;
   costs.combine_part = 0.1;
@@ -68,7 +66,7 @@ Status launch(const DecodeParams& params, Stream stream) {
     case KvFormat::kPacked:
       break;
   }
-  return launch_decode_packed(params, stream);
+  return pairs ? launch_decode_packed_pairs(params, stream) : launch_decode_packed(params, stream);
 }
 
 Status workspace_size(const DecodeShape& shape, size_t* bytes) {

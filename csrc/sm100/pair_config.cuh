@@ -66,7 +66,10 @@ struct PairConfig {
   static constexpr int kSlotsPerThread = kTileSlots / 2;
   // Of the leader alone, block 0. Block 1's have nothing to do.
   static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
-  static constexpr int kSlotsPerGatherWarp = kRunSlots, kLanesPerSlot = 1;
+  // As in Config.
+  static constexpr bool kConverts = Format::kFormat == KvFormat::kPacked;
+  static constexpr int kSlotsPerGatherWarp = kConverts ? 8 : kRunSlots;
+  static constexpr int kLanesPerSlot = 32 / kSlotsPerGatherWarp;
   static constexpr int kGatherWarps = kTileSlots / kSlotsPerGatherWarp;
   static constexpr int kOwnGatherWarps = kBlockSlots / kSlotsPerGatherWarp;
   static constexpr int kThreads = 32 * (kFirstGatherWarp + kGatherWarps);

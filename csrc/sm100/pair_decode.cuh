@@ -97,7 +97,12 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     if (rank == 0 && ptx::elect_one()) multiply_outputs_of_pair<Cfg>(smem, tensor);
   } else {
     const Share<kWindowUnit> share(problem, params.schedule, pair / num_tiles);
-    gather_for_pair<Cfg>(params, smem, share, first_head, rank, warp - Cfg::kFirstGatherWarp);
+    const int gather_warp = warp - Cfg::kFirstGatherWarp;
+    if constexpr (Cfg::kConverts) {
+      load_and_convert_for_pair<Cfg>(params, smem, share, first_head, rank, gather_warp);
+    } else {
+      gather_for_pair<Cfg>(params, smem, share, first_head, rank, gather_warp);
+    }
   }
   __syncwarp();
   // A block must not leave while the other may arrive at its barriers or read its memory.

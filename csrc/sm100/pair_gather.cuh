@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gather warps' role for 512-wide pools, in one of a pair of blocks. Both step through the same
-// share, and read all of its indices.
+// The gather warps' role in one of a pair of blocks. Both step through the same share, and read all
+// of its indices.
 #pragma once
 
 #include "ptx/shared_memory.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/warp.cuh"
+#include "sm100/convert.cuh"
 #include "sm100/gather.cuh"
 #include "sm100/pair_config.cuh"
 #include "sm100/tile_stream.cuh"
@@ -78,6 +79,50 @@ __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, Pair
       }
     }
     __syncwarp();
+  }
+}
+
+// Where a block of a pair puts packed keys: half of a tile's granules at its place in the ring.
+template <class Cfg>
+class HalfTileRing {
+ public:
+  __device__ __forceinline__ HalfTileRing(PairStorage<Cfg>& smem, int warp)
+      : smem_(smem), warp_(warp) {}
+
+  __device__ __forceinline__ uint8_t* acquire(int granule) const {
+    const int of_half = granule % kGranules;
+    if (of_half == 0) smem_.empty[ring_.index].wait(ring_.empty_parity());
+    return smem_.blocks[ring_.index][of_half * Cfg::kOwnBlocks / kGranules];
+  }
+  __device__ __forceinline__ uint8_t* validity() const {
+    return reinterpret_cast<uint8_t*>(smem_.validity[ring_.index]) + warp_;
+  }
+  __device__ __forceinline__ void release(int granule) {
+    if (granule % kGranules != kGranules - 1) return;
+    ptx::fence_shared_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::RemoteMbarrier(smem_.own_full[ring_.index], 0).arrive();
+    ring_.advance();
+  }
+
+ private:
+  static constexpr int kGranules = kPackedGranules / 2;
+  PairStorage<Cfg>& smem_;
+  int warp_;
+  Ring<Cfg::kStages> ring_;
+};
+
+template <class Cfg>
+__device__ __forceinline__ void load_and_convert_for_pair(const DecodeParams& params,
+                                                          PairStorage<Cfg>& smem,
+                                                          const Share<kWindowUnit>& share,
+                                                          int first_head, int rank, int warp) {
+  constexpr int kHalf = kPackedGranules / 2;
+  const HalfTileRing<Cfg> target(smem, warp);
+  if (rank == 0) {
+    load_and_convert<0, kHalf, Cfg>(params, smem, share, first_head, warp, target);
+  } else {
+    load_and_convert<kHalf, kPackedGranules, Cfg>(params, smem, share, first_head, warp, target);
   }
 }
 

@@ -39,5 +39,6 @@ Status launch_decode_packed(const DecodeParams& params, Stream stream);
 // The same by pairs of blocks.
 Status launch_decode_bf16_pairs(const DecodeParams& params, Stream stream);
 Status launch_decode_e4m3_pairs(const DecodeParams& params, Stream stream);
+Status launch_decode_packed_pairs(const DecodeParams& params, Stream stream);
 
 }  // namespace dsv4::sm100
