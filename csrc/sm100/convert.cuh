@@ -132,7 +132,7 @@ template <int kFirst, int kEnd, class Cfg, class Target>
 __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
                                                  typename Cfg::Storage& smem,
                                                  const Share<kWindowUnit>& share, int first_head,
-                                                 int warp, Target target) {
+                                                 int warp, Target& target) {
   static_assert(Cfg::kLanesPerSlot == 4);
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;

@@ -76,8 +76,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
     const int gather_warp = warp - Cfg::kFirstGatherWarp;
     if constexpr (Cfg::kConverts) {
       static_assert(Cfg::kGranulesPerTile == kPackedGranules);
+      GranuleRing<Cfg> target(smem, gather_warp);
       load_and_convert<0, kPackedGranules, Cfg>(params, smem, share, first_head, gather_warp,
-                                                GranuleRing<Cfg>(smem, gather_warp));
+                                                target);
     } else {
       gather<Cfg>(params, smem, share, first_head, gather_warp);
     }

@@ -17,9 +17,11 @@
 //   bf16   a tile has 64 slots. Block r holds dims 256 r .. 256 r + 255 of them all, in four blocks
 //          of 64 dims. A thread has the sum over half of the dims; two threads add theirs.
 //
-// Of these forms, A of 8 bits in tensor memory with cta_group::2, and halves of A that differ while
-// B has its dims along the rows, have no kernel known to run on hardware; the same with bf16 along
-// K has. Blocks alone (decode.cuh) need none of them: DSV4_SM100_PAIRS=0 chooses these.
+// With cta_group::2, no kernel known to run on hardware has A of 8 bits in tensor memory, or A in
+// tensor memory with the rows of B along K (outputs), be its halves alike or not. Halves that
+// differ are known of bf16 scores, and such a B with A in shared memory. Until a B200 has spoken,
+// the PTX simulator stands in, and DSV4_SM100_PAIRS=0 does without: blocks alone (decode.cuh) need
+// none.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -59,12 +61,12 @@ struct PairConfig {
   static constexpr int kScoreN = 2 * kBlockSlots, kOutputN = 256;
 
   // Warps by role. A softmax warp has the quarter of tensor memory that it may reach: half w / 2 of
-  // heads 32 (w % 2) + lane. Of the scores of a head, two threads of warps w and w ^ 2 share, which
-  // are partners, each has half of a tile's slots.
+  // heads w % 2 * 32 and on. The same lane of warp w ^ 2 is its partner, with the other half of the
+  // head: each of the two weighs half of a tile's slots.
   static constexpr int kSoftmaxWarps = 4;
   static constexpr int kHeadsPerWarp = 32;
   static constexpr int kSlotsPerThread = kTileSlots / 2;
-  // Of the leader alone, block 0. Block 1's have nothing to do.
+  // These two warps have nothing to do in block 1: the leader, block 0, multiplies for both.
   static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
   // As in Config.
   static constexpr bool kConverts = Format::kFormat == KvFormat::kPacked;
@@ -91,6 +93,7 @@ struct PairConfig {
   //   sums     of the weights as they are multiplied: weights x ones, the same in each column
   static constexpr uint32_t kOutputs = 0, kQuery = 256, kScores = 384, kWeights = 448, kSums = 480;
   static constexpr int kSumN = 16;
+  static_assert(kWeights + kTileSlots * Format::kElementBytes / 4 == kSums);
   static_assert(kSums + kSumN / 2 <= ptx::kTensorColumns);
 };
 
@@ -108,20 +111,19 @@ struct PairStorage {
   Assignment assignment[Cfg::kAssignments];
   uint32_t tensor_memory;
 
-  // Of the leader: both blocks arrive, the leader waits.
-  //   barrier                                  arrivals                       waited for by
-  ptx::Mbarrier own_full[Cfg::kStages];    // gather warps, bytes         score warp
-  ptx::Mbarrier other_full[Cfg::kStages];  // gather warps, bytes         output warp
-  ptx::Mbarrier query_full;                // softmax warps               score warp
-  ptx::Mbarrier scores_empty;              // softmax warps               score warp
-  ptx::Mbarrier weights_full;              // softmax warps               output warp
-  // Of each block: the leader arrives at both.
-  ptx::Mbarrier empty[Cfg::kStages];  // output warp                 gather warps
-  ptx::Mbarrier scores_full;          // score warp                  softmax
-  ptx::Mbarrier outputs_full;         // output warp                 softmax
-  // Within a block.
-  ptx::Mbarrier assigned[Cfg::kAssignments];  // gather warp 0               all others
-  ptx::Mbarrier finished[Cfg::kAssignments];  // softmax warps               gather warp 0
+  // barrier                                  arrivals                      waited for by
+  ptx::Mbarrier own_full[Cfg::kStages];       // gather warps of both, bytes   leader's score warp
+  ptx::Mbarrier other_full[Cfg::kStages];     // gather warps of both, bytes   leader's output warp
+  ptx::Mbarrier query_full;                   // softmax warps of both         leader's score warp
+  ptx::Mbarrier scores_empty;                 // softmax warps of both         leader's score warp
+  ptx::Mbarrier weights_full;                 // softmax warps of both         leader's output warp
+  ptx::Mbarrier empty[Cfg::kStages];          // leader's output warp          gather warps
+  ptx::Mbarrier scores_full;                  // leader's score warp           softmax
+  ptx::Mbarrier outputs_full;                 // leader's output warp          softmax
+  ptx::Mbarrier assigned[Cfg::kAssignments];  // own gather warp 0             all others
+  ptx::Mbarrier finished[Cfg::kAssignments];  // own softmax warps             gather warp 0
+  // The leader is block 0. A barrier lies in the block that waits for it. Validity comes with
+  // own_full, and so with scores_full.
   // The query is free when the scores of its row's last tile are full; the weight buffer, when the
   // outputs are; outputs, when the weights of the next row's first tile are.
 

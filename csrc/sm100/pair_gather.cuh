@@ -13,6 +13,15 @@
 
 namespace dsv4::sm100 {
 
+// Waits until all places of the ring are free: arrivals there come from the leader's tensor cores,
+// and the block must not leave before the last of them.
+template <class Cfg>
+__device__ __forceinline__ void drain(PairStorage<Cfg>& smem, Ring<Cfg::kStages> ring) {
+  for (int i = 0; i < Cfg::kStages; ++i, ring.advance()) {
+    smem.empty[ring.index].wait(ring.empty_parity());
+  }
+}
+
 // One thread copies what a warp's slots have in blocks kFirst .. kEnd - 1 of a tile.
 template <int kFirst, int kEnd, class Cfg>
 __device__ __forceinline__ void copy_blocks(const DecodeParams& params, PairStorage<Cfg>& smem,
@@ -80,6 +89,7 @@ __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, Pair
     }
     __syncwarp();
   }
+  drain(smem, ring);
 }
 
 // Where a block of a pair puts packed keys: half of a tile's granules at its place in the ring.
@@ -104,6 +114,7 @@ class HalfTileRing {
     if (threadIdx.x % 32 == 0) ptx::RemoteMbarrier(smem_.own_full[ring_.index], 0).arrive();
     ring_.advance();
   }
+  __device__ __forceinline__ const Ring<Cfg::kStages>& ring() const { return ring_; }
 
  private:
   static constexpr int kGranules = kPackedGranules / 2;
@@ -118,12 +129,13 @@ __device__ __forceinline__ void load_and_convert_for_pair(const DecodeParams& pa
                                                           const Share<kWindowUnit>& share,
                                                           int first_head, int rank, int warp) {
   constexpr int kHalf = kPackedGranules / 2;
-  const HalfTileRing<Cfg> target(smem, warp);
+  HalfTileRing<Cfg> target(smem, warp);
   if (rank == 0) {
     load_and_convert<0, kHalf, Cfg>(params, smem, share, first_head, warp, target);
   } else {
     load_and_convert<kHalf, kPackedGranules, Cfg>(params, smem, share, first_head, warp, target);
   }
+  drain(smem, target.ring());
 }
 
 }  // namespace dsv4::sm100

@@ -38,7 +38,7 @@ class PairSoftmax {
          head * problem.query.head_stride) *
             Format::kElementBytes;
     constexpr int kWords = Cfg::kSwizzleBytes / 4;
-#pragma unroll 2
+#pragma unroll 2  // as many loads at a time as there are registers for
     for (int block = 0; block < Cfg::kOwnBlocks; ++block) {
       const auto* source = reinterpret_cast<const uint4*>(query + Cfg::block_dim(block, half()) *
                                                                       Format::kElementBytes);
@@ -194,13 +194,13 @@ class PairSoftmax {
            (!is_set_ && largest > -CUDART_INF_F);
   }
 
+  // The stores are over when those of the weights are.
   __device__ __forceinline__ void rescale_outputs(float factor) const {
     wait_for_outputs();
     const float sum = ptx::tensor_load_column(tensor_ + Cfg::kSums);
     ptx::tensor_wait_loads();
     ptx::tensor_store_column(tensor_ + Cfg::kSums, sum * factor);
     scale_columns<kOutputColumns>(tensor_ + Cfg::kOutputs, factor);
-    ptx::tensor_wait_stores();
   }
 
   // Both partners need the weights of all slots: own ones, and the other's. Adds its own up.

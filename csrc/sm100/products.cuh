@@ -43,10 +43,10 @@ __device__ __forceinline__ void multiply_scores(const DecodeParams& params,
 
     for (int tile = 0; tile < tiles; ++tile) {
       smem.weights_full[buffer.index].wait(buffer.empty_parity());
+      ptx::tensor_fence_after();
       const uint32_t scores = tensor + kScoreColumn + buffer.index * kUpperLanes;
       for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
         smem.full[ring.index].wait(ring.full_parity());
-        ptx::tensor_fence_after();
 #pragma unroll
         for (int block = 0; block < Cfg::kBlocksPerGranule; ++block) {
           const uint64_t a =

@@ -118,13 +118,13 @@ class Softmax {
     if (tile > 0) rescale_outputs(factor);
   }
 
+  // The stores are over when those of the weights are.
   __device__ __forceinline__ void rescale_outputs(float factor) const {
     wait_for_outputs();
     const float sum = ptx::tensor_load_column(tensor_ + kSumColumn);
     ptx::tensor_wait_loads();
     ptx::tensor_store_column(tensor_ + kSumColumn, sum * factor);
     scale_columns<kOutputColumns>(tensor_ + kOutputColumn, factor);
-    ptx::tensor_wait_stores();
   }
 
   __device__ __forceinline__ void store_weights(const float2 (&x)[kPairs]) const {
