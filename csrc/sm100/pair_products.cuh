@@ -85,7 +85,6 @@ __device__ __forceinline__ void multiply_outputs_of_pair(PairStorage<Cfg>& smem,
       for (int step = 0; step < Cfg::kSlotSteps; ++step) {
         if (step == kOwnSteps) {
           smem.other_full[ring.index].wait(ring.full_parity());
-          ptx::tensor_fence_after();
         }
         const uint32_t weights = tensor + Cfg::kWeights + step * Cfg::kStepColumns;
         const bool adds = tile + step > 0;
