@@ -234,7 +234,8 @@ def decode(case: Case, lens: Tensor | None, whole_rows: bool, run: int) -> None:
     """All rows read the same slots, of which so many follow each other. lens None: as many as they
     are wide."""
     cache = cache_of(case.format)
-    first = torch.randperm(cache.shape[0] * PAGE_SIZE // run)[: -(-case.width // run), None] * run
+    runs = torch.randperm(cache.shape[0] * PAGE_SIZE // run)
+    first = runs.repeat(-(-case.width // (runs.numel() * run)))[:, None] * run
     slots = (first + torch.arange(run)).flatten()[: case.width].to(torch.int32)
     table = slots.repeat(case.batch, 1)
     second = (cache, table[:, WINDOW:], lens) if case.width > WINDOW else ()
