@@ -27,6 +27,7 @@ __device__ __forceinline__ void multiply_scores_of_pair(PairStorage<Cfg>& smem, 
     smem.query_full.wait(query_parity);
     query_parity ^= 1;
 
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, ring.advance(), turn.advance()) {
       smem.scores_empty.wait(turn.empty_parity());
       smem.own_full[ring.index].wait(ring.full_parity());
@@ -76,6 +77,7 @@ __device__ __forceinline__ void multiply_outputs_of_pair(PairStorage<Cfg>& smem,
     if (work.row < 0) return;
     const int tiles = num_tiles<Cfg>(work.num_slots);
 
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, ring.advance(), turn.advance()) {
       const uint64_t b =
           ptx::at_address(kOperand, keys + ring.index * uint32_t(Cfg::kBlocks * Cfg::kBlockBytes));
