@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import cases
@@ -43,3 +47,18 @@ def test_a_query_at_an_odd_address(fmt):
     buffer = query.new_empty(query.numel() + 1)
     problem.query = buffer[1:].view(query.shape).copy_(query)
     assert engine_that_runs(problem) == "sm120"
+
+
+@pytest.mark.parametrize("allowed", ["0", "1"])
+def test_pairs_of_blocks_can_be_switched_off(allowed):
+    """The variable is read once, so this takes a process."""
+    program = (
+        "import cases, simulated\n"
+        "problem = cases.problem('hca', 'e4m3', 96, p2=2, batch=2)\n"
+        "run = lambda: cases.check(problem, scale1=cases.SOFTMAX_SCALE)\n"
+        "cases.e4m3_cache_weights = cases.DTYPES['e4m3']\n"
+        "print(simulated.record(run).launches[0]['kernel'])\n"
+    )
+    environment = dict(os.environ, DSV4_SM100_PAIRS=allowed, PYTHONPATH=os.pathsep.join(sys.path))
+    kernel = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert ("of_pairs" in kernel) == (allowed == "1")
