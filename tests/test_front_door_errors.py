@@ -63,7 +63,7 @@ def hca_form(**changes):
         "swa_topk_lens": zeros(ROWS) + 128,
         "hca_swa_indices": zeros(ROWS, 128),
         "hca_compressed_block_tables": zeros(ROWS, 8),
-        "hca_seq_lens": zeros(BATCH) + 128,
+        "hca_seq_lens": zeros(BATCH) + 1000,
         "backend": "cute-dsl",
     }
     return arguments | changes
@@ -1053,6 +1053,11 @@ def test_conversion_is_refused_during_capture(monkeypatch):
             hca_form,
             {"sparse_topk_lens": {1: 127}},
             "sparse_topk_lens[1]: expected 128 to 256, got 127",
+        ),
+        (
+            hca_form,
+            {"sparse_topk_lens": 160, "hca_seq_lens": {1: 159}},
+            "hca_seq_lens[1]: expected at least the sparse_topk_lens of its rows, 160, got 159",
         ),
         (hca_form, {"swa_topk_lens": {1: 129}}, "swa_topk_lens[1]: expected 0 to 128, got 129"),
         (hca_form, {"swa_topk_lens": {1: -1}}, "swa_topk_lens[1]: expected 0 to 128, got -1"),

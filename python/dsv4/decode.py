@@ -12,6 +12,7 @@ devices) are checked once, by the operator.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -188,7 +189,7 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     enable_pdl           programmatic dependent launch where the GPU has it; None: yes. No effect on
                          results
     hca_is_causal        must be True
-    hca_use_persistent   accepted with the HCA form, no effect
+    hca_use_persistent   accepted with the HCA form, no effect: blocks go from row to row
     lse                  float32, the shape of query without its last dimension, any strides;
                          written if given, allocated if None and return_lse
     return_lse           return (out, lse) instead of out
@@ -496,6 +497,8 @@ def _hca(
     check_tensor(hca_seq_lens, "hca_seq_lens", (batch,), torch.int32, query.device)
     check_tensor(sparse_topk_lens, "sparse_topk_lens", (rows,), torch.int32, query.device)
     check_tensor(swa_topk_lens, "swa_topk_lens", (rows,), torch.int32, query.device)
+    if os.environ.get("DSV4_VALIDATE_INPUTS", "0") not in ("", "0") and rows > 0:
+        _check_hca_seq_lens(hca_seq_lens, sparse_topk_lens)
     return _Slots(
         swa_indices=hca_swa_indices,
         swa_lens=swa_topk_lens,
@@ -505,6 +508,18 @@ def _hca(
         page_table=True,
         compressed_lens_offset=WINDOW,
     )
+
+
+def _check_hca_seq_lens(hca_seq_lens: Tensor, sparse_topk_lens: Tensor) -> None:
+    """A request may have more slots than its rows see, not fewer."""
+    seen = sparse_topk_lens.view(hca_seq_lens.shape[0], -1).amax(1)
+    wrong = (hca_seq_lens < seen).nonzero()
+    if wrong.numel() > 0:
+        request = int(wrong[0])
+        raise ValueError(
+            f"hca_seq_lens[{request}]: expected at least the sparse_topk_lens of its rows, "
+            f"{int(seen[request])}, got {int(hca_seq_lens[request])}"
+        )
 
 
 def _packed(
