@@ -2,7 +2,7 @@
 // The decode kernel of up to 64 heads a block. README.md tells why it is as it is.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/launch_decode.h"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/config.cuh"
@@ -95,15 +95,8 @@ template <class Format>
 Status launch_decode(const DecodeParams& params, Stream stream) {
   using Cfg = Config<Format>;
   static_assert(sizeof(SharedStorage<Cfg>) <= 227 * 1024, "what a block has on SM100");
-  cuda::LaunchConfig config;
-  config.kernel = "sparse_mla_decode";
-  config.device = params.problem.device;
-  config.stream = stream;
-  config.grid = dim3(params.schedule.num_shares * params.schedule.num_head_tiles);
-  config.block = dim3(Cfg::kThreads);
-  config.dynamic_shared_bytes = sizeof(SharedStorage<Cfg>);
-  config.enable_pdl = params.problem.enable_pdl;
-  return cuda::launch<decode_kernel<Cfg>>(config, params);
+  return cuda::launch_decode<decode_kernel<Cfg>>(params, stream, Cfg::kThreads,
+                                                 sizeof(SharedStorage<Cfg>));
 }
 
 }  // namespace dsv4::sm100

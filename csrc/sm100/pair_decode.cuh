@@ -2,7 +2,7 @@
 // The decode kernel of pairs of blocks, for up to 128 heads. pair_config.cuh tells how they share.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/launch_decode.h"
 #include "ptx/cluster.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/warp.cuh"
@@ -117,16 +117,8 @@ template <class Format>
 Status launch_decode_of_pairs(const DecodeParams& params, Stream stream) {
   using Cfg = PairConfig<Format>;
   static_assert(sizeof(PairStorage<Cfg>) <= 227 * 1024, "what a block has on SM100");
-  cuda::LaunchConfig config;
-  config.kernel = "sparse_mla_decode";
-  config.device = params.problem.device;
-  config.stream = stream;
-  config.grid = dim3(2 * params.schedule.num_shares * params.schedule.num_head_tiles);
-  config.block = dim3(Cfg::kThreads);
-  config.cluster = 2;
-  config.dynamic_shared_bytes = sizeof(PairStorage<Cfg>);
-  config.enable_pdl = params.problem.enable_pdl;
-  return cuda::launch<decode_kernel_of_pairs<Cfg>>(config, params);
+  return cuda::launch_decode<decode_kernel_of_pairs<Cfg>>(params, stream, Cfg::kThreads,
+                                                          sizeof(PairStorage<Cfg>), 2);
 }
 
 }  // namespace dsv4::sm100

@@ -16,7 +16,7 @@
 //      +----------------- empty[stage] ---------------+  keys wait for their weights in registers
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/launch_decode.h"
 #include "cuda/work.cuh"
 #include "ptx/grid_dependency.cuh"
 #include "ptx/warp.cuh"
@@ -251,15 +251,8 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
 template <class Cfg>
 Status launch_tile(const DecodeParams& params, Stream stream) {
   static_assert(sizeof(SharedStorage<Cfg>) <= 99 * 1024, "what a block has on SM120");
-  cuda::LaunchConfig config;
-  config.kernel = "sparse_mla_decode";
-  config.device = params.problem.device;
-  config.stream = stream;
-  config.grid = dim3(params.schedule.num_shares * params.schedule.num_head_tiles);
-  config.block = dim3(Cfg::kThreads);
-  config.dynamic_shared_bytes = sizeof(SharedStorage<Cfg>);
-  config.enable_pdl = params.problem.enable_pdl;
-  return cuda::launch<decode_kernel<Cfg>>(config, params);
+  return cuda::launch_decode<decode_kernel<Cfg>>(params, stream, Cfg::kThreads,
+                                                 sizeof(SharedStorage<Cfg>));
 }
 
 template <class Format>
