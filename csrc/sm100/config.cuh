@@ -2,8 +2,7 @@
 // Formats, roles, shared memory, barriers and tensor memory of the decode kernel.
 #pragma once
 
-#include "cuda/assignment.cuh"
-#include "cuda/ring.cuh"
+#include "cuda/slot_stream.cuh"
 #include "dsv4/kv_format.h"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/mbarrier.cuh"
@@ -100,8 +99,8 @@ static_assert(kWeightColumn + 2 * kWeightColumns <= kSumColumn);
 static_assert(kSumColumn + kSumColumns <= ptx::kTensorColumns);
 
 template <class Cfg>
-__device__ __forceinline__ constexpr int32_t num_tiles(int32_t num_slots) {
-  return num_slots <= Cfg::kTileSlots ? 1 : (num_slots + Cfg::kTileSlots - 1) / Cfg::kTileSlots;
+__device__ __forceinline__ int32_t num_tiles(int32_t num_slots) {
+  return num_steps<Cfg::kTileSlots>(num_slots);
 }
 
 template <class Cfg>

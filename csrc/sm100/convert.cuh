@@ -145,7 +145,7 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
     return load_of<uint2>(key.data == nullptr ? nullptr : key.scales, 0);
   };
 
-  TileStream<Cfg> tiles(params, smem, share, first_head, warp);
+  TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
   Slot slot;
   bool exists = tiles.next(slot);
   if (!exists) return;

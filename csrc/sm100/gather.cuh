@@ -34,12 +34,13 @@ struct TileRows {
   int32_t first_of_run;  // if they follow each other, in one pool; else kHole
 };
 
-__device__ __forceinline__ int32_t first_of_run(int32_t row, int32_t window_slots) {
+// Of the warp's lanes, which have a row each.
+__device__ __forceinline__ TileRows rows_of_tile(int32_t row, int32_t window_slots) {
   const int lane = threadIdx.x % 32;
   const int32_t first = __shfl_sync(0xffffffffu, row, 0);
   const bool follows = row != kHole && row == first + lane;
   const bool one_pool = window_slots <= 0 || window_slots >= kRunSlots;
-  return __all_sync(0xffffffffu, follows && one_pool) ? first : kHole;
+  return {window_slots, __all_sync(0xffffffffu, follows && one_pool) ? first : kHole};
 }
 
 // A granule's blocks of the warp's slots, by gathers of four rows or as a run.
@@ -103,7 +104,7 @@ __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStor
 template <class Cfg>
 __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage<Cfg>& smem,
                                        const Share<kWindowUnit>& share, int first_head, int warp) {
-  TileStream<Cfg> tiles(params, smem, share, first_head, warp);
+  TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
   typename TileStream<Cfg>::Slot slot;
   Ring<Cfg::kGranules> ring;
   int tile = 0;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage
             ? find_row(params.problem.window, params.window, slot.entry, slot.column)
             : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
     const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
-    const TileRows rows{slot.window_slots, first_of_run(row, slot.window_slots)};
+    const TileRows rows = rows_of_tile(row, tiles.window_slots(warp * Cfg::kSlotsPerGatherWarp));
     exists = tiles.next(slot);
 
     smem.rows[warp][threadIdx.x % 32] = row;

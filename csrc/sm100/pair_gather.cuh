@@ -60,7 +60,7 @@ __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, Pair
                                                 int rank, int warp) {
   const int lane = threadIdx.x % 32;
   const bool has_own_slots = Cfg::kSplitsDims || warp / Cfg::kOwnGatherWarps == rank;
-  TileStream<Cfg> tiles(params, smem, share, first_head, warp);
+  TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
   typename TileStream<Cfg>::Slot slot;
   Ring<Cfg::kStages> ring;
   for (bool exists = tiles.next(slot); exists; ring.advance()) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, Pair
             ? find_row(params.problem.window, params.window, slot.entry, slot.column)
             : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
     const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
-    const TileRows tile{slot.window_slots, first_of_run(row, slot.window_slots)};
+    const TileRows tile = rows_of_tile(row, tiles.window_slots(warp * Cfg::kSlotsPerGatherWarp));
     exists = tiles.next(slot);
 
     smem.rows[warp][lane] = row;

@@ -2,8 +2,7 @@
 // Formats, tiles and shared memory of the decode kernel.
 #pragma once
 
-#include "cuda/assignment.cuh"
-#include "cuda/ring.cuh"
+#include "cuda/slot_stream.cuh"
 #include "dsv4/kv_format.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
@@ -95,10 +94,9 @@ struct Config {
   static constexpr int kPairsPerThread = kStageSlots / 2 / kThreadsPerHead;
 };
 
-// An empty row has one stage, of holes.
 template <class Cfg>
 __device__ __forceinline__ int32_t num_stages(int32_t num_slots) {
-  return max(1, (num_slots + Cfg::kStageSlots - 1) / Cfg::kStageSlots);
+  return num_steps<Cfg::kStageSlots>(num_slots);
 }
 
 template <class Cfg>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/find_key.cuh"
-#include "cuda/work.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/shared_memory.cuh"
@@ -48,98 +47,19 @@ __device__ __forceinline__ void clear_slot(uint8_t* target) {
   }
 }
 
-// The slots of a block's share, stage after stage, for one lane of a producer warp. Tells the math
-// warps of each piece of work when it comes to its first stage.
-template <class Cfg>
-class SlotStream {
- public:
-  struct Slot {
-    int32_t entry;   // of the index table; -1 for no slot
-    int32_t column;  // in its segment
-    bool in_window;
-  };
-
-  __device__ __forceinline__ SlotStream(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                        const Share<kWindowUnit>& share, int first_head, int warp)
-      : problem_(params.problem),
-        smem_(smem),
-        share_(share),
-        first_head_(first_head),
-        announces_(warp == 0) {
-    const int lane = threadIdx.x % 32;
-    offset_ = lane < Cfg::kSlotsPerProducer ? warp * Cfg::kSlotsPerProducer + lane : kNoSlot;
-    stages_left_ = 0;
-  }
-
-  // Starts to read the entry of the lane's slot of the next stage. False behind the last one.
-  __device__ __forceinline__ bool next(Slot& slot) {
-    if (stages_left_ == 0 && !next_work()) return false;
-    const int32_t column = stage_ + offset_;
-    slot.in_window = column < window_length_;
-    slot.column = slot.in_window ? column : column - window_length_;
-    slot.entry = -1;
-    if (offset_ != kNoSlot && column < end_) {
-      slot.entry = __ldg(
-          slot.in_window ? window_indices_ + index_column(problem_.window, slot.column)
-                         : compressed_indices_ + index_column(problem_.compressed, slot.column));
-    }
-    stage_ += Cfg::kStageSlots;
-    --stages_left_;
-    return true;
-  }
-
- private:
-  static constexpr int32_t kNoSlot = 1 << 30;
-
-  __device__ __forceinline__ bool next_work() {
-    Work work;
-    const bool found = share_.next(work);
-    if (announces_) announce(found ? make_assignment(share_, work, first_head_) : Assignment{-1});
-    if (!found) return false;
-    window_indices_ = index_row(problem_, problem_.window, work.row);
-    compressed_indices_ = index_row(problem_, problem_.compressed, work.row);
-    window_length_ = work.window_length;
-    stage_ = work.begin;
-    end_ = work.end;
-    stages_left_ = num_stages<Cfg>(work.end - work.begin);
-    return true;
-  }
-
-  __device__ __forceinline__ void announce(const Assignment& assignment) {
-    smem_.finished[works_.index].wait(works_.empty_parity());
-    if (threadIdx.x % 32 == 0) {
-      smem_.assignment[works_.index] = assignment;
-      smem_.assigned[works_.index].arrive();
-    }
-    works_.advance();
-  }
-
-  const DecodeProblem& problem_;
-  SharedStorage<Cfg>& smem_;
-  Share<kWindowUnit> share_;
-  int first_head_;
-  bool announces_;
-  Ring<Cfg::kAssignments> works_;
-  const int32_t* window_indices_;
-  const int32_t* compressed_indices_;
-  int32_t window_length_;
-  int32_t offset_;       // of the lane's slot in a stage
-  int32_t stage_, end_;  // columns of the row
-  int32_t stages_left_;
-};
-
 // Fills the ring. Indices are read two stages ahead of their keys.
 template <class Cfg>
 __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorage<Cfg>& smem,
                                         const Share<kWindowUnit>& share, int first_head, int warp) {
   using Format = typename Cfg::Format;
-  using Slot = typename SlotStream<Cfg>::Slot;
+  using Slots = SlotStream<kWindowUnit, Cfg::kStageSlots, Cfg::kAssignments, SharedStorage<Cfg>>;
   const int lane = threadIdx.x % 32;
   const bool owns_slot = lane < Cfg::kSlotsPerProducer;
   const int first_slot = warp * Cfg::kSlotsPerProducer, my_slot = first_slot + lane;
 
-  SlotStream<Cfg> slots(params, smem, share, first_head, warp);
-  Slot slot, next_slot;
+  constexpr int32_t kNoSlot = 1 << 30;
+  Slots slots(params.problem, smem, share, first_head, warp == 0, owns_slot ? my_slot : kNoSlot);
+  typename Slots::Slot slot, next_slot;
   bool exists = slots.next(slot);
   bool next_exists = exists && slots.next(next_slot);
   bool has_cleared = false;  // some slot: a later copy to it comes by another way
