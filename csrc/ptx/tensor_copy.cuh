@@ -10,11 +10,6 @@
 
 namespace dsv4::ptx {
 
-// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-prefetch-prefetchu
-__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Part of four rows of a matrix, from `column` as wide as the map's box; a row outside of the
 // matrix gives zeros.
 __device__ __forceinline__ void gather_rows(uint32_t shared, const CUtensorMap& map, int column,
