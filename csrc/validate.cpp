@@ -125,6 +125,7 @@ Status validate(const DecodeProblem& problem) {
 
 Status validate(const DecodeShape& shape) {
   DSV4_RETURN_IF_FAILED(check_not_negative("num_rows", shape.rows));
+  DSV4_RETURN_IF_FAILED(check_positive("table_rows", shape.table_rows));
   DSV4_RETURN_IF_FAILED(check_positive("num_heads", shape.heads));
   DSV4_RETURN_IF_FAILED(check_not_negative("swa_width", shape.window_slots));
   DSV4_RETURN_IF_FAILED(check_not_negative("compressed_width", shape.compressed_slots));

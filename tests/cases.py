@@ -233,6 +233,15 @@ class Segment:
     lens: torch.Tensor  # [rows] int32, as the reference sees them
     page_table: bool = False
 
+    @property
+    def rows_per_table(self):
+        """A table for several rows is [batch, q_len, columns], expanded over q_len."""
+        return self.indices.shape[1] if self.indices.dim() == 3 else 1
+
+    @property
+    def tables(self):
+        return self.indices[:, 0] if self.indices.dim() == 3 else self.indices
+
 
 @dataclass
 class Problem:
@@ -251,6 +260,10 @@ class Problem:
     @property
     def rows(self):
         return self.query.shape[:-2].numel()
+
+    @property
+    def rows_per_table(self):
+        return 1 if self.compressed is None else self.compressed.rows_per_table
 
     @property
     def segments(self):
@@ -324,7 +337,7 @@ class Problem:
                 backend="cute-dsl",
                 hca_swa_indices=self.swa.indices,
                 swa_topk_lens=self.swa.lens,
-                hca_compressed_block_tables=self.compressed.indices,
+                hca_compressed_block_tables=self.compressed.tables,
                 hca_seq_lens=self.query.new_full(self.query.shape[:1], INT_MAX, dtype=torch.int32),
             )
         else:
@@ -391,6 +404,7 @@ def problem(
     padded=True,
     page_pad=HEAD_DIM + 64,
     spread=1.0,
+    one_table=False,
     device="cpu",
 ):
     """A random hostile problem. w1, w2: slots a row of each table; p1, p2: page sizes.
@@ -398,6 +412,7 @@ def problem(
     layout: HND, NHD, 3-D or 2-D. flat: a 3-D query where the form allows it. q_lens: a varlen
     token_sparse batch. lens: "full" for rows without a tail. padded: there is NaN between pages,
     and between the tokens of 512-wide caches; page_pad: elements between pages of the latter.
+    one_table: the rows of a request have one compressed table.
     """
     rows = sum(q_lens) if q_lens is not None else batch * q_len
     segment_args = dict(
@@ -417,7 +432,10 @@ def problem(
     compressed = None
     if w2:
         paged = form == "hca"
-        compressed = segment(rows, w2, p2, fmt, page_table=paged, device=device, **segment_args)
+        compressed = segment(
+            rows, w2, p2, fmt, page_table=paged, rows_per_table=q_len if one_table else 1,
+            device=device, **segment_args,
+        )  # fmt: skip
     if form == "token_sparse":
         table = torch.cat([swa.indices, compressed.indices], 1)
         swa.indices, compressed.indices = table[:, :w1], table[:, w1:]
@@ -469,6 +487,7 @@ def segment(
     spread=1.0,
     loc=0.0,
     num_pages=None,
+    rows_per_table=1,
     device="cpu",
 ):
     """A cache, a table of `width` slots a row, and lengths; only valid slots hold numbers."""
@@ -482,7 +501,10 @@ def segment(
     # Slot (or page) 0 is never named: a hole that is read as slot 0 shows.
     named = 1 + torch.randperm(limit - 1)[: max(1, limit // 2)]
     covered = (lens.long().clamp(0, width) + page_size - 1) // page_size if page_table else lens
-    indices = index_table(rows, columns, limit, covered, named, holes=holes, device=device)
+    covered = covered.view(-1, rows_per_table).amax(1)
+    indices = index_table(len(covered), columns, limit, covered, named, holes=holes, device=device)
+    if rows_per_table > 1:
+        indices = indices[:, None].expand(-1, rows_per_table, -1)
     return segment_of(
         indices, lens, page_size, num_pages, fmt, layout=layout, page_table=page_table,
         padded=padded, page_pad=page_pad, spread=spread, loc=loc, device=device,
@@ -512,8 +534,9 @@ def segment_of(
         pads = dict(page_pad=page_pad, token_pad=64, offset=64)
     pool = cache(num_pages, page_size, fmt, layout, device=device, **pads)
     slots = valid_slots(
-        indices, lens.to(device), num_pages * page_size, page_size if page_table else None
-    )
+        indices.reshape(len(lens), -1), lens.to(device), num_pages * page_size,
+        page_size if page_table else None,
+    )  # fmt: skip
     fill(pool, slots, layout, spread=spread, loc=loc)
     return Segment(pool, indices, lens.to(device), page_table)
 
@@ -672,7 +695,7 @@ def workspace_for(problem, workspace="best", batch_invariant=False):
     elif workspace == "best":
         workspace = dsv4.workspace_size(
             problem.rows, problem.query.shape[-2], *problem.widths, device=problem.query.device,
-            batch_invariant=batch_invariant,
+            batch_invariant=batch_invariant, table_rows=problem.rows_per_table,
         )  # fmt: skip
     return Workspace(workspace, problem.query.device)
 

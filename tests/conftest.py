@@ -111,7 +111,8 @@ def simulation(request, monkeypatch):
         yield
         return
     engine = engine_of(request.node)
-    slice_or_all = draw(request.node.nodeid[::-1], ["", "-slice"])
+    sizes = ["-slice"] if request.node.get_closest_marker("few_sms") else ["", "-slice"]
+    slice_or_all = draw(request.node.nodeid[::-1], sizes)
     monkeypatch.setenv("DSV4_TEST_ENGINE", engine.name + slice_or_all if engine else "cpu")
     schedule = os.environ.get("DSV4_SIM_SCHEDULE") or draw(request.node.nodeid, simulated.SCHEDULES)
     request.node.add_report_section("setup", "simulation", f"DSV4_SIM_SCHEDULE={schedule}")

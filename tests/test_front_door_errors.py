@@ -568,18 +568,20 @@ DECODE_ERRORS = [
     (
         hca_form(hca_compressed_block_tables=zeros(BATCH, Q_LEN, 8)),
         ValueError,
-        "hca_compressed_block_tables: expected shape [4, pages] with 1 or more pages, got "
-        "[2, 2, 8]",
+        "hca_compressed_block_tables: expected shape [4, pages] or [2, pages] with 1 or more "
+        "pages, got [2, 2, 8]",
     ),
     (
-        hca_form(hca_compressed_block_tables=zeros(BATCH, 8)),
+        hca_form(hca_compressed_block_tables=zeros(BATCH + 1, 8)),
         ValueError,
-        "hca_compressed_block_tables: expected shape [4, pages] with 1 or more pages, got [2, 8]",
+        "hca_compressed_block_tables: expected shape [4, pages] or [2, pages] with 1 or more "
+        "pages, got [3, 8]",
     ),
     (
         hca_form(hca_compressed_block_tables=zeros(ROWS, 0)),
         ValueError,
-        "hca_compressed_block_tables: expected shape [4, pages] with 1 or more pages, got [4, 0]",
+        "hca_compressed_block_tables: expected shape [4, pages] or [2, pages] with 1 or more "
+        "pages, got [4, 0]",
     ),
     (
         hca_form(hca_seq_lens=zeros(ROWS)),

@@ -574,6 +574,7 @@ OTHERS = [
     (lambda: OPS.workspace_size(-1, 4, 128), "num_rows: expected 0 or more, got -1"),
     (lambda: OPS.workspace_size(1, 0, 128), "num_heads: expected 1 or more, got 0"),
     (lambda: OPS.workspace_size(1, 4, -2), "swa_width: expected 0 or more, got -2"),
+    (lambda: OPS.workspace_size(1, 4, 2, table_rows=0), "table_rows: expected 1 or more, got 0"),
     (lambda: OPS.workspace_size(1, 4, 2, -3), "compressed_width: expected 0 or more, got -3"),
     (
         lambda: OPS.supports(64, query_dtype=torch.bfloat16, kv_format="fp4"),

@@ -52,8 +52,11 @@ def test_a_plan_covers_its_work(args):
 
 @st.composite
 def schedule_args(draw):
+    table_rows = draw(st.sampled_from([1, 1, 2, 3, 4, 7, 20]))
     return dict(
-        rows=draw(st.integers(1, 3000)),
+        rows=draw(st.integers(1, 3000 // table_rows)) * table_rows,
+        table_rows=table_rows,
+        window_slots=draw(st.sampled_from([0, 128])),
         heads=draw(st.integers(1, 300)),
         slots=draw(st.integers(0, 9000)),
         blocks=draw(st.integers(1, 200)),
@@ -66,18 +69,36 @@ def schedule_args(draw):
 @given(args=schedule_args())
 def test_a_schedule_fills_no_more_than_the_gpu(args):
     schedule = host.make_schedule(**args)
-    assert schedule.num_head_tiles == -(-args["heads"] // schedule.head_tile)
+    heads = schedule.group_rows * args["heads"]
+    assert schedule.num_head_tiles == -(-heads // schedule.head_tile)
     # One round of blocks, unless there are more tiles of heads than blocks.
     blocks = schedule.num_shares * schedule.num_head_tiles
     assert blocks <= max(args["blocks"], schedule.num_head_tiles)
+    groups = schedule.num_groups
     if not schedule.balanced:
-        assert 1 <= schedule.num_shares <= args["rows"]
+        assert 1 <= schedule.num_shares <= groups
         return
-    units = max(1, -(-args["slots"] // schedule.unit_slots))
-    assert schedule.num_shares <= args["rows"] * units
+    slots = args["slots"] + args["window_slots"] * schedule.group_rows
+    units = max(1, -(-slots // schedule.unit_slots))
+    assert schedule.num_shares <= groups * units
     assert not args["batch_invariant"]
     # Kernels multiply shares by units in 32 bits.
-    assert (args["rows"] * units + 1) * (schedule.num_shares + 1) < 2**32
+    assert (groups * units + 1) * (schedule.num_shares + 1) < 2**32
+
+
+@plans
+@given(args=schedule_args())
+def test_groups_hold_all_rows_of_a_table_and_fit_a_tile(args):
+    schedule = host.make_schedule(**args)
+    assert schedule.groups_of_table == -(-args["table_rows"] // schedule.group_rows)
+    assert schedule.num_groups == args["rows"] // args["table_rows"] * schedule.groups_of_table
+    if schedule.group_rows > 1:
+        assert schedule.group_rows <= 8
+        assert schedule.group_rows * args["heads"] <= schedule.head_tile
+        assert not args["batch_invariant"]
+        # The last group of a table is not much smaller than the others.
+        missing = schedule.group_rows * schedule.groups_of_table - args["table_rows"]
+        assert missing < schedule.groups_of_table
 
 
 @plans
@@ -88,11 +109,24 @@ def test_a_schedule_fits_the_workspace(args):
         return
     if args["workspace_bytes"] is not None:
         assert schedule.workspace_bytes <= args["workspace_bytes"]
-    parts = 2 * schedule.num_shares * args["heads"]
+    parts = 2 * schedule.num_shares * schedule.group_rows * args["heads"]
     assert schedule.partial_lse_offset >= parts * 512 * 4
     assert schedule.row_parts_offset >= schedule.partial_lse_offset + parts * 4
     assert schedule.workspace_bytes >= schedule.row_parts_offset + args["rows"] * 8
     assert schedule.partial_lse_offset % 16 == schedule.row_parts_offset % 16 == 0
+
+
+def test_groups_of_known_shapes():
+    """Where they save reads and a tile has room for them."""
+    shape = dict(slots=8192, window_slots=128, blocks=132)
+    assert host.make_schedule(rows=256, table_rows=4, heads=8, **shape).group_rows == 4
+    assert host.make_schedule(rows=256, table_rows=2, heads=8, **shape).group_rows == 2
+    assert host.make_schedule(rows=255, table_rows=5, heads=8, **shape).group_rows == 3
+    assert host.make_schedule(rows=256, table_rows=4, heads=16, **shape).group_rows == 2
+    assert host.make_schedule(rows=256, table_rows=4, heads=17, **shape).group_rows == 1
+    assert host.make_schedule(rows=256, table_rows=1, heads=8, **shape).group_rows == 1
+    # Windows are each row's own.
+    assert host.make_schedule(rows=256, table_rows=4, heads=8, slots=0, blocks=132).group_rows == 1
 
 
 def test_schedules_of_known_shapes():

@@ -112,7 +112,7 @@ SIGNATURES = {
     ),
     "workspace_size": (
         {"num_rows": REQUIRED, "num_heads": REQUIRED, "swa_width": REQUIRED, "compressed_width": 0},
-        {"device": None, "batch_invariant": False},
+        {"device": None, "batch_invariant": False, "table_rows": 1},
     ),
 }
 

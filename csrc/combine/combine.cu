@@ -84,25 +84,29 @@ struct States {
 // What a split decode left.
 struct Splits {
   SplitResults results;
+  uint32_t q_len;
   int64_t heads;
 
   struct Parts {
     const float* data;
     const float* lse_data;
-    int64_t heads;
+    int64_t heads_per_place;
     RowParts row;
     int count;
 
     __device__ bool finished() const { return count == 1; }
-    __device__ float lse(int i) const { return lse_data[part_place(row, i) * heads]; }
+    __device__ float lse(int i) const { return lse_data[part_place(row, i) * heads_per_place]; }
     __device__ float4 out(int i, int dim) const {
-      return load_four<16>(data + part_place(row, i) * heads * kHeadDim + dim);
+      return load_four<16>(data + part_place(row, i) * heads_per_place * kHeadDim + dim);
     }
   };
 
   __device__ Parts parts(uint32_t row, uint32_t head) const {
     const RowParts found = results.rows[row];
-    return {results.out + int64_t(head) * kHeadDim, results.lse + head, heads, found, found.count};
+    const auto group_rows = static_cast<uint32_t>(results.group_rows);
+    const int64_t first = row % q_len % group_rows * heads + head;
+    return {results.out + first * kHeadDim, results.lse + first, group_rows * heads, found,
+            found.count};
   }
 };
 
@@ -393,7 +397,7 @@ Status combine_splits(const DecodeProblem& problem, const SplitResults& results,
   if (rows == 0 || problem.heads == 0) return {};
   const cuda::DeviceGuard guard(problem.device);
   DSV4_RETURN_IF_FAILED(guard.status());
-  const Splits splits{results, problem.heads};
+  const Splits splits{results, uint32_t(problem.q_len), problem.heads};
   Ending ending{};
   ending.q_len = uint32_t(problem.q_len);
   ending.heads = uint32_t(problem.heads);

@@ -14,10 +14,12 @@ Status merge_states(const MergeProblem& problem, Stream stream);
 
 // What the blocks of a split decode leave behind, by place (parts.h).
 struct SplitResults {
-  const float* out = nullptr;  // [places, heads, 512], each part divided by its own sum; 16-byte
-                               // aligned
-  const float* lse = nullptr;  // [places, heads] log2, without sink; -inf: no valid slot
+  const float* out = nullptr;  // [places, group_rows, heads, 512], each part divided by its own
+                               // sum; 16-byte aligned
+  const float* lse =
+      nullptr;  // [places, group_rows, heads] log2, without sink; -inf: no valid slot
   const RowParts* rows = nullptr;  // [batch * q_len]
+  int32_t group_rows = 1;          // of schedule.h
 };
 
 // Writes problem.out and problem.lse of every row of two parts or more. `parts_per_row`: about how

@@ -39,6 +39,7 @@ int alignment_of(const void* pointer) {
 Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, DecodePlan* plan) {
   ScheduleInput input;
   input.rows = problem.batch * problem.q_len;
+  if (problem.compressed.index_row_stride == 0) input.table_rows = problem.q_len;
   input.heads = problem.heads;
   input.window_slots = segment_width(problem.window);
   input.compressed_slots = segment_width(problem.compressed);
@@ -62,15 +63,18 @@ Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, Decod
 
 Status combine_parts(const DecodeProblem& problem, const DecodePlan& plan, Stream stream) {
   if (!plan.schedule.balanced) return {};
-  const double rows = double(problem.batch * problem.q_len);
-  return combine::combine_splits(problem, {plan.partial_out, plan.partial_lse, plan.row_parts},
-                                 stream, double(plan.schedule.num_shares) / rows + 1);
+  const int32_t group_rows = plan.schedule.group_rows;
+  const double groups = double(problem.batch * problem.q_len) / group_rows;
+  return combine::combine_splits(problem,
+                                 {plan.partial_out, plan.partial_lse, plan.row_parts, group_rows},
+                                 stream, double(plan.schedule.num_shares) / groups + 1);
 }
 
 Status workspace_size(const DecodeShape& shape, std::initializer_list<EngineCosts> costs,
                       size_t* bytes) {
   ScheduleInput input;
   input.rows = shape.rows;
+  input.table_rows = shape.table_rows;
   input.heads = shape.heads;
   input.window_slots = shape.window_slots;
   input.compressed_slots = shape.compressed_slots;

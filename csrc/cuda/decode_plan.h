@@ -16,8 +16,8 @@ struct DecodePlan {
   Schedule schedule;
 
   // In the workspace; balanced schedules only.
-  float* partial_out;   // [2 num_shares, heads, 512] divided by its own sum of weights
-  float* partial_lse;   // [2 num_shares, heads] base 2; -inf where no slot is valid
+  float* partial_out;   // [2 num_shares, group_rows, heads, 512] divided by its own sum of weights
+  float* partial_lse;   // [2 num_shares, group_rows, heads] base 2; -inf where no slot is valid
   RowParts* row_parts;  // [rows]
 };
 

@@ -16,11 +16,19 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 size_t align_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 void lay_out(const ScheduleInput& input, Schedule& schedule) {
-  const size_t parts = size_t(kPlacesPerBlock) * schedule.num_shares * input.heads;
+  const size_t parts =
+      size_t(kPlacesPerBlock) * schedule.num_shares * schedule.group_rows * input.heads;
   schedule.partial_lse_offset = align_up(parts * kHeadDim * sizeof(float));
   schedule.row_parts_offset = schedule.partial_lse_offset + align_up(parts * sizeof(float));
   schedule.workspace_bytes =
       schedule.row_parts_offset + align_up(size_t(input.rows) * sizeof(RowParts));
+}
+
+// The most rows of a table that fit into a tile of heads, in groups of about the same size.
+int32_t rows_of_group(const ScheduleInput& input, int32_t head_tile) {
+  if (input.batch_invariant || input.compressed_slots == 0) return 1;
+  const int64_t most = std::clamp<int64_t>(head_tile / input.heads, 1, kMaxGroupRows);
+  return int32_t(divide_up(input.table_rows, divide_up(input.table_rows, most)));
 }
 
 // Rows of this many units that a share can touch.
@@ -41,26 +49,33 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
     best_time = time;
   };
 
-  for (int tile = 0; tile < costs.num_tiles; ++tile) {
+  const auto consider_groups_of = [&](int32_t group_rows, int tile) {
     Schedule schedule;
+    schedule.group_rows = group_rows;
     schedule.unit_slots = costs.unit_slots[tile];
-    const int64_t slots = divide_up(input.window_slots, costs.window_unit) * costs.window_unit +
-                          input.compressed_slots;
+    const int64_t window = divide_up(input.window_slots, costs.window_unit) * costs.window_unit;
+    const int64_t slots = group_rows * window + input.compressed_slots;
     const int64_t units = std::max<int64_t>(1, divide_up(slots, schedule.unit_slots));
+    const int64_t heads = group_rows * input.heads;
+    // Of a request's last group, rows may be missing.
+    const int64_t groups_of_table = divide_up(input.table_rows, group_rows);
+    const int64_t groups = divide_up(input.rows, input.table_rows) * groups_of_table;
+    schedule.num_groups = int32_t(groups);
+    schedule.groups_of_table = int32_t(groups_of_table);
     schedule.head_tile = costs.head_tile[tile];
-    schedule.num_head_tiles = int32_t(divide_up(input.heads, schedule.head_tile));
+    schedule.num_head_tiles = int32_t(divide_up(heads, schedule.head_tile));
     const int64_t max_shares =
         std::max<int64_t>(1, input.blocks / (schedule.num_head_tiles * costs.num_blocks[tile]));
     const double unit = costs.unit[tile];
 
-    schedule.num_shares = int32_t(std::clamp<int64_t>(input.rows, 1, max_shares));
-    consider(schedule, double(divide_up(input.rows, schedule.num_shares)) *
+    schedule.num_shares = int32_t(std::clamp<int64_t>(groups, 1, max_shares));
+    consider(schedule, double(divide_up(groups, schedule.num_shares)) *
                            (double(units) * unit + costs.row[tile]));
 
-    if (input.batch_invariant || input.rows > kMaxBalancedRows) continue;
+    if (input.batch_invariant || input.rows > kMaxBalancedRows) return;
     schedule.balanced = true;
-    const int64_t all_units = input.rows * units;
-    if ((all_units + 1) * (max_shares + 1) > UINT32_MAX) continue;
+    const int64_t all_units = groups * units;
+    if ((all_units + 1) * (max_shares + 1) > UINT32_MAX) return;
     // The smallest shares that the blocks allow, and larger ones up to a row.
     const int64_t smallest = divide_up(all_units, max_shares);
     for (int64_t share = smallest; share <= std::max(smallest, units); ++share) {
@@ -68,11 +83,17 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
       lay_out(input, schedule);
       if (schedule.workspace_bytes > workspace_bytes) continue;
       const double rows_per_share = double(most_rows(share, units));
-      const double parts_per_row = double(schedule.num_shares) / double(input.rows) + 1;
+      const double parts_per_row = double(schedule.num_shares) / double(groups) + 1;
       consider(schedule, double(share) * unit + rows_per_share * costs.row[tile] + costs.combine +
                              parts_per_row * costs.combine_part +
-                             double(schedule.num_shares * input.heads) * costs.partial_head);
+                             double(schedule.num_shares * heads) * costs.partial_head);
     }
+  };
+
+  for (int tile = 0; tile < costs.num_tiles; ++tile) {
+    const int32_t most = rows_of_group(input, costs.head_tile[tile]);
+    consider_groups_of(1, tile);
+    if (most > 1) consider_groups_of(most, tile);
   }
   return best;
 }

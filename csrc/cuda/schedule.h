@@ -9,6 +9,10 @@
 //                unit); block i decodes the units [i U / n, (i + 1) U / n) of the U there are, with
 //                n = min(num_shares, U). A row that is cut leaves partial results, and a combine
 //                follows.
+//
+// Where the rows of a request have one compressed table, up to group_rows of them that fit into a
+// tile of heads are a group: one row of the above, which has the windows of all of them and their
+// compressed slots once. Its heads are those of its rows, row after row.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +25,14 @@ struct Schedule {
   int32_t num_head_tiles = 1;
   int32_t head_tile = 0;  // heads of a block
   int32_t unit_slots = 0;
+  int32_t group_rows = 1;
+  int32_t num_groups = 1;       // without groups: rows
+  int32_t groups_of_table = 1;  // of the rows that have one compressed table
   bool balanced = false;
 
   // Workspace of a balanced schedule, in bytes from its start: partial outputs
-  // [2 num_shares, heads, 512] float, then their lse [2 num_shares, heads] float (base 2), then
-  // RowParts [rows].
+  // [2 num_shares, group_rows, heads, 512] float, then their lse [2 num_shares, group_rows, heads]
+  // float (base 2), then RowParts [rows].
   size_t partial_lse_offset = 0;
   size_t row_parts_offset = 0;
   size_t workspace_bytes = 0;
@@ -48,6 +55,7 @@ struct EngineCosts {
 
 struct ScheduleInput {
   int64_t rows = 0;
+  int64_t table_rows = 1;  // neighbours that have one compressed table
   int64_t heads = 0;
   int64_t window_slots = 0;  // width of each segment
   int64_t compressed_slots = 0;
@@ -57,6 +65,9 @@ struct ScheduleInput {
 
 // Beyond this many rows a block does not look for its share, and whole rows balance well.
 inline constexpr int64_t kMaxBalancedRows = 1024;
+
+// A slot has a bit for each row of a group.
+inline constexpr int kMaxGroupRows = 8;
 
 // The schedule that should be fastest, given `workspace_bytes` for partial results.
 Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,

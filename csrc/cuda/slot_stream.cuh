@@ -14,91 +14,201 @@ __device__ __forceinline__ int32_t num_steps(int32_t num_slots) {
   return max(1, (num_slots + kStepSlots - 1) / kStepSlots);
 }
 
-// For a lane that has one slot of each step. One warp of a block announces: it tells the other
-// roles of each piece of work when it comes to its first step. `Storage` has `assignment`, and for
-// each of its kAssignments places the barriers `assigned` and `finished`.
-template <int kWindowUnit, int kStepSlots, int kAssignments, class Storage>
+// What a warp keeps of a group of rows.
+struct GroupOfRows {
+  int32_t num_rows;
+  int32_t window_pitch;
+  RowLengths lengths[kMaxGroupRows];
+};
+
+// For a lane that has one slot of each step. The first of the warps announces: it tells the other
+// roles of each piece of work when it comes to its first step. `Storage` has
+//   assignment           [kAssignments], and barriers `assigned` and `finished` likewise
+// and with kRowGroups
+//   group                [warps], each for its own use
+//   spoiled              [any]. Rows of a group must not feel a key that only others of them see,
+//                        but a weight of 0 times NaN is NaN. So the roles that store outputs set a
+//                        flag when one of them is not finite, and the share is decoded once more,
+//                        each row alone.
+template <int kWindowUnit, int kStepSlots, int kAssignments, bool kRowGroups, class Storage>
 class SlotStream {
+  static constexpr int32_t kNotBegun = -2;
+
  public:
   struct Slot {
     int32_t entry;   // of the index table; -1 for no slot
     int32_t column;  // in its segment
-    bool in_window;
+    uint32_t flags;  // below
+
+    // A bit for each row of the group that sees it.
+    __device__ __forceinline__ uint32_t rows() const { return flags & 0xff; }
+    __device__ __forceinline__ bool in_window() const { return flags >> 8; }
   };
 
   // `offset`: of the lane's slot in a step.
-  __device__ __forceinline__ SlotStream(const DecodeProblem& problem, Storage& smem,
-                                        const Share<kWindowUnit>& share, int first_head,
-                                        bool announces, int32_t offset)
+  __device__ __forceinline__ SlotStream(const DecodeProblem& problem, const Schedule& schedule,
+                                        Storage& smem, int32_t share, int first_head, int warp,
+                                        int32_t offset)
       : problem_(problem),
+        schedule_(schedule),
         smem_(smem),
-        share_(share),
         first_head_(first_head),
-        announces_(announces),
-        offset_(offset) {}
+        warp_(warp),
+        offset_(offset) {
+    place_.share = share;
+    place_.only_row = kNotBegun;
+  }
+
+  // Begins the share, or begins it once more, with one row of each group. False if it is done.
+  __device__ __forceinline__ bool begin() {
+    bool is_done = place_.only_row != kNotBegun;
+    if constexpr (kRowGroups) is_done = is_done && !has_rows_alone();
+    if (is_done) {
+      if (warp_ == 0) announce(Assignment{-1});
+      return false;
+    }
+    Share<kWindowUnit, kRowGroups>(problem_, schedule_, place_)
+        .begin(place_.share, place_.only_row + 1);
+    return true;
+  }
 
   // Starts to read the entry of the lane's slot of the next step. False behind the last one.
   __device__ __forceinline__ bool next(Slot& slot) {
     if (steps_left_ == 0 && !next_work()) return false;
     const int32_t column = step_ + offset_;
-    slot.in_window = column < window_end();
-    slot.column = slot.in_window ? column : column - window_end();
-    slot.entry = -1;
-    if (column < (kWindowUnit > 1 && slot.in_window ? min(end_, window_length_) : end_)) {
-      slot.entry = __ldg(
-          slot.in_window ? window_indices_ + index_column(problem_.window, slot.column)
-                         : compressed_indices_ + index_column(problem_.compressed, slot.column));
+    const bool in_window = column < window_end_;
+    slot.column = in_window ? column : column - window_end_;
+    const int32_t* window_indices = window_indices_;
+    uint32_t rows = column < end_ ? 1 : 0;
+    if constexpr (kRowGroups) {
+      rows = place_in_group(in_window, rows, slot.column, window_indices);
+    } else if (kWindowUnit > 1 && in_window && column >= window_length_) {
+      rows = 0;
     }
+    slot.entry = -1;
+    if (rows != 0) {
+      slot.entry =
+          __ldg(in_window ? window_indices + index_column(problem_.window, slot.column)
+                          : compressed_indices_ + index_column(problem_.compressed, slot.column));
+    }
+    slot.flags = rows | uint32_t(in_window) << 8;
     step_ += kStepSlots;
     --steps_left_;
     return true;
   }
 
-  // How many slots of that step, from `offset` on, are of the window.
-  __device__ __forceinline__ int32_t window_slots(int32_t offset) const {
-    return window_end() - (step_ - kStepSlots) - offset;
+  // Calls act(slot) for each step, when the entries of the next kAhead steps are being read. They
+  // take turns, because a slot that moved to other registers would wait for its entry.
+  template <int kAhead, class Act>
+  __device__ __forceinline__ void run(Act act) {
+    constexpr uint32_t kNotYet = ~0u, kEnd = ~0u - 1;  // for flags
+    while (begin()) {
+      Slot ahead[kAhead];
+#pragma unroll
+      for (Slot& slot : ahead) slot.flags = kNotYet;
+      for (int turn = 0;; turn = (turn + 1) % kAhead) {
+        Slot slot;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (i == turn) {
+            slot = ahead[i];
+            if (!next(ahead[i])) ahead[i].flags = kEnd;
+          }
+        }
+        if (slot.flags == kNotYet) continue;
+        if (slot.flags == kEnd) break;
+        act(slot);
+      }
+    }
   }
 
  private:
+  // The rows that see a slot, if it is one at all; and of a window's slot, its own row's indices.
+  __device__ __forceinline__ uint32_t place_in_group(bool in_window, bool is_slot, int32_t& column,
+                                                     const int32_t*& window_indices) const {
+    const GroupOfRows& group = smem_.group[warp_];
+    int32_t owner = 0;
+    if (in_window) owner = uint32_t(column) / uint32_t(group.window_pitch);
+    column -= owner * group.window_pitch;
+    window_indices += owner * problem_.window.index_row_stride;
+    if (!is_slot) return 0;
+    uint32_t rows = 0;
+#pragma unroll 1
+    for (int i = 0; i < group.num_rows; ++i) {
+      const RowLengths lengths = group.lengths[i];
+      const bool sees =
+          in_window ? i == owner && column < lengths.window : column < lengths.compressed;
+      rows |= uint32_t(sees) << i;
+    }
+    return place_.only_row < 0 ? rows : rows >> place_.only_row & 1;
+  }
+
   __device__ __forceinline__ bool next_work() {
     Work work;
-    const bool found = share_.next(work);
-    if (announces_) announce(found ? make_assignment(share_, work, first_head_) : Assignment{-1});
-    if (!found) return false;
+    if (!Share<kWindowUnit, kRowGroups>(problem_, schedule_, place_).next(work)) return false;
+    if (warp_ == 0) announce(make_assignment(schedule_, place_, work, first_head_));
+    works_.advance();
     window_indices_ = index_row(problem_, problem_.window, work.row);
     compressed_indices_ = index_row(problem_, problem_.compressed, work.row);
-    window_length_ = work.window_length;
+    window_length_ = work.lengths.window;
     window_end_ = work.window_end;
     step_ = work.begin;
     end_ = work.end;
     steps_left_ = num_steps<kStepSlots>(work.end - work.begin);
+    if constexpr (kRowGroups) keep_group(work);
     return true;
   }
 
-  __device__ __forceinline__ void announce(const Assignment& assignment) {
+  __device__ __forceinline__ void keep_group(const Work& work) const {
+    const int lane = threadIdx.x % 32;
+    GroupOfRows& group = smem_.group[warp_];
+    __syncwarp();  // all lanes have read what was there before
+    if (lane < work.num_rows) group.lengths[lane] = work.lengths;
+    if (lane == 0) {
+      group.num_rows = work.num_rows;
+      group.window_pitch = work.window_pitch;
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void announce(const Assignment& assignment) const {
     smem_.finished[works_.index].wait(works_.empty_parity());
     if (threadIdx.x % 32 == 0) {
       smem_.assignment[works_.index] = assignment;
       smem_.assigned[works_.index].arrive();
     }
-    works_.advance();
   }
 
-  __device__ __forceinline__ int32_t window_end() const {
-    return kWindowUnit > 1 ? window_end_ : window_length_;
+  // Whether rows are to be decoded alone from now on, or are and there are more.
+  __device__ __forceinline__ bool has_rows_alone() const {
+    if (place_.only_row + 1 == schedule_.group_rows) return false;
+    return place_.only_row >= 0 || is_spoiled();
+  }
+
+  __device__ __forceinline__ bool is_spoiled() const {
+    Ring<kAssignments> works = works_;
+#pragma unroll 1
+    for (int i = 0; i < kAssignments; ++i, works.advance()) {
+      smem_.finished[works.index].wait(works.empty_parity());
+    }
+    bool spoiled = false;
+#pragma unroll 1
+    for (const bool& flag : smem_.spoiled) spoiled = spoiled || flag;
+    return spoiled;
   }
 
   const DecodeProblem& problem_;
+  const Schedule& schedule_;
   Storage& smem_;
-  Share<kWindowUnit> share_;
+  SharePlace place_;
   int first_head_;
-  bool announces_;
+  int warp_;
   int32_t offset_;
   Ring<kAssignments> works_;
   const int32_t* window_indices_;
   const int32_t* compressed_indices_;
   int32_t window_length_, window_end_;
-  int32_t step_, end_;  // columns of the row
+  int32_t step_, end_;  // columns
   int32_t steps_left_ = 0;
 };
 

@@ -9,13 +9,20 @@
 
 namespace dsv4 {
 
-// Slots [begin, end) of a row: its active window columns, up to window_length, and from window_end
-// on its active compressed columns. Between these two are less than kWindowUnit holes.
+struct RowLengths {
+  int32_t window, compressed;  // active columns, in slots
+};
+
+// Columns [begin, end) of a group of rows (most often: of a row). The first window_end columns are
+// the windows, window_pitch for each row, of which its window's length are active; then come the
+// compressed slots, up to the longest row's.
 struct Work {
-  int32_t row;
+  int32_t row, num_rows;
   int32_t begin, end;
-  int32_t window_length, window_end;
+  int32_t window_pitch, window_end;
+  RowLengths lengths;  // of row min(lane, num_rows - 1) of the group
   bool begins_row, ends_row;
+  RowParts parts;  // which shares hold the group, where it begins and may be cut; else {0, 0}
 
   __device__ __forceinline__ bool is_whole_row() const { return begins_row && ends_row; }
 };
@@ -45,142 +52,205 @@ __device__ __forceinline__ int32_t index_column(const Segment& segment, int32_t 
              : uint32_t(column) / uint32_t(segment.pool.page_size);
 }
 
-struct RowLengths {
-  int32_t window, compressed;  // active columns, in slots
-};
-
 __device__ __forceinline__ int32_t active_length(const Segment& segment, int32_t row,
-                                                 int32_t value) {
+                                                 const LengthValue<int32_t>& found) {
   if (segment.indices == nullptr) return 0;
-  return static_cast<int32_t>(row_length(segment.length, row, segment_width(segment), value));
+  return static_cast<int32_t>(row_length(segment.length, row, segment_width(segment), found));
 }
 
 // Reads both values before it uses one.
 __device__ __forceinline__ RowLengths row_lengths(const DecodeProblem& problem, int32_t row) {
+  constexpr LengthValue<int32_t> kNone{-1, 0};
   const bool has_window = problem.window.indices != nullptr;
   const bool has_compressed = problem.compressed.indices != nullptr;
-  const int32_t window = has_window ? length_value(problem.window.length, row) : 0;
-  const int32_t compressed = has_compressed ? length_value(problem.compressed.length, row) : 0;
+  const auto window = has_window ? length_value(problem.window.length, row) : kNone;
+  const auto compressed = has_compressed ? length_value(problem.compressed.length, row) : kNone;
   return {active_length(problem.window, row, window),
           active_length(problem.compressed, row, compressed)};
 }
 
-// All lanes of a warp construct it and step through it together.
-// kWindowUnit: EngineCosts::window_unit.
-template <int kWindowUnit>
+// How far a warp has come with a block's share.
+struct SharePlace {
+  int32_t share;
+  int32_t only_row;    // of each group that has so many, or -1: all rows
+  int32_t group;       // next one
+  int32_t num_units;   // balanced only, from here on
+  int32_t num_shares;  // that are not empty
+  int32_t unit;        // next one, counted over all groups
+  int32_t units_left;
+  int32_t unit_of_row;  // next one, counted from its group's first
+};
+
+// All lanes of a warp step through a share together.
+// kWindowUnit: EngineCosts::window_unit. Without kRowGroups, a group is one row.
+template <int kWindowUnit, bool kRowGroups>
 class Share {
  public:
   __device__ __forceinline__ Share(const DecodeProblem& problem, const Schedule& schedule,
-                                   int32_t share)
-      : problem_(problem),
-        schedule_(schedule),
-        rows_(static_cast<int32_t>(problem.batch * problem.q_len)),
-        share_(share),
-        row_(share) {
-    if (schedule.balanced) find_beginning();
+                                   SharePlace& place)
+      : problem_(problem), schedule_(schedule), place_(place) {}
+
+  __device__ __forceinline__ void begin(int32_t share, int32_t only_row) {
+    place_ = {share, only_row, share, 0, 0, 0, 0, 0};
+    if (schedule_.balanced) find_beginning();
   }
 
   // The next piece of work, or false at the end.
   __device__ __forceinline__ bool next(Work& work) {
-    if (schedule_.balanced ? units_left_ == 0 : row_ >= rows_) return false;
-    work.row = row_;
-    const RowLengths lengths = row_lengths(problem_, row_);
-    work.window_length = lengths.window;
-    work.window_end = window_end(lengths);
-    const int32_t length = work.window_end + lengths.compressed;
-    work.begin = 0;
-    work.end = length;
-    work.begins_row = work.ends_row = true;
-    if (!schedule_.balanced) {
-      row_ += schedule_.num_shares;
-      return true;
-    }
-    const int32_t units = units_of(length), taken = min(units_left_, units - unit_of_row_);
-    work.begin = unit_of_row_ * schedule_.unit_slots;
-    work.begins_row = unit_of_row_ == 0;
-    work.ends_row = unit_of_row_ + taken == units;
-    if (!work.ends_row) work.end = work.begin + taken * schedule_.unit_slots;
-    end_of_row_ = unit_ + units - unit_of_row_;
-    units_left_ -= taken;
-    unit_ += taken;
-    unit_of_row_ = 0;
-    ++row_;
+    do {
+      if (schedule_.balanced ? place_.units_left == 0 : place_.group >= schedule_.num_groups) {
+        return false;
+      }
+      take(work);
+    } while (kRowGroups && place_.only_row >= work.num_rows);
     return true;
   }
 
-  __device__ __forceinline__ int32_t index() const { return share_; }
+ private:
+  static constexpr unsigned kAllLanes = 0xffffffffu;
 
-  // Which shares hold the row of the work that next() gave, if that begins one that may be cut.
-  __device__ __forceinline__ RowParts parts_of_row(const Work& work) const {
-    if (!schedule_.balanced || !work.begins_row) return {0, 0};
-    return {share_, share_of_unit(end_of_row_ - 1) - share_ + 1};
+  struct Group {
+    int32_t row, num_rows;
+  };
+
+  __device__ __forceinline__ int32_t q_len() const { return static_cast<int32_t>(problem_.q_len); }
+
+  __device__ __forceinline__ Group group_at(int32_t i) const {
+    if (!kRowGroups) return {i, 1};
+    const int32_t request = uint32_t(i) / uint32_t(schedule_.groups_of_table);
+    const int32_t first = (i - request * schedule_.groups_of_table) * schedule_.group_rows;
+    return {request * q_len() + first, min(schedule_.group_rows, q_len() - first)};
   }
 
- private:
+  // Longest of the rows, which the lanes have.
+  __device__ __forceinline__ static RowLengths longest_of(const RowLengths& lengths,
+                                                          int32_t num_rows) {
+    if (!kRowGroups) return lengths;
+    RowLengths longest{0, 0};
+#pragma unroll 1
+    for (int i = 0; i < num_rows; ++i) {
+      longest.window = max(longest.window, __shfl_sync(kAllLanes, lengths.window, i));
+      longest.compressed = max(longest.compressed, __shfl_sync(kAllLanes, lengths.compressed, i));
+    }
+    return longest;
+  }
+
+  // The same for a lane alone.
+  __device__ __forceinline__ RowLengths longest_of(const Group& group) const {
+    RowLengths longest{0, 0};
+#pragma unroll 1
+    for (int i = 0; i < group.num_rows; ++i) {
+      const RowLengths lengths = row_lengths(problem_, group.row + i);
+      longest.window = max(longest.window, lengths.window);
+      longest.compressed = max(longest.compressed, lengths.compressed);
+    }
+    return longest;
+  }
+
+  __device__ __forceinline__ static int32_t pitch_of(const RowLengths& longest) {
+    return (longest.window + kWindowUnit - 1) & -kWindowUnit;
+  }
   __device__ __forceinline__ int32_t units_of(int32_t length) const {
     return max(1, (length + schedule_.unit_slots - 1) / schedule_.unit_slots);
   }
-  __device__ __forceinline__ int32_t units_of_row(int32_t row) const {
-    const RowLengths lengths = row_lengths(problem_, row);
-    return units_of(window_end(lengths) + lengths.compressed);
-  }
-  __device__ __forceinline__ static int32_t window_end(const RowLengths& lengths) {
-    return (lengths.window + kWindowUnit - 1) & -kWindowUnit;
+  __device__ __forceinline__ int32_t units_of_group(int32_t i) const {
+    const Group group = group_at(i);
+    const RowLengths longest = longest_of(group);
+    return units_of(pitch_of(longest) * group.num_rows + longest.compressed);
   }
   // The products are below 2^32: make_schedule sees to it.
   __device__ __forceinline__ int32_t first_unit(int32_t share) const {
-    return static_cast<int32_t>(uint32_t(share) * uint32_t(num_units_) / uint32_t(num_shares_));
+    return static_cast<int32_t>(uint32_t(share) * uint32_t(place_.num_units) /
+                                uint32_t(place_.num_shares));
   }
   __device__ __forceinline__ int32_t share_of_unit(int32_t unit) const {
-    return static_cast<int32_t>((uint32_t(unit + 1) * uint32_t(num_shares_) - 1) /
-                                uint32_t(num_units_));
+    return static_cast<int32_t>((uint32_t(unit + 1) * uint32_t(place_.num_shares) - 1) /
+                                uint32_t(place_.num_units));
   }
 
-  // Lane i counts the units of some consecutive rows; the lane that meets the share's first unit
-  // says where it lies.
-  __device__ __forceinline__ void find_beginning() {
-    constexpr unsigned kAllLanes = 0xffffffffu;
-    const int lane = threadIdx.x % 32;
-    const int32_t rows_per_lane = (rows_ + 31) / 32;
-    const int32_t first_row = min(lane * rows_per_lane, rows_);
-    const int32_t last_row = min(first_row + rows_per_lane, rows_);
-    int32_t mine = 0;
-    for (int32_t row = first_row; row < last_row; ++row) mine += units_of_row(row);
-    int32_t up_to_mine = mine;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int32_t before = __shfl_up_sync(kAllLanes, up_to_mine, distance);
-      if (lane >= distance) up_to_mine += before;
+  __device__ __forceinline__ void take(Work& work) {
+    const Group group = group_at(place_.group);
+    work.row = group.row;
+    work.num_rows = group.num_rows;
+    const int32_t my_row = kRowGroups ? min(int32_t(threadIdx.x % 32), group.num_rows - 1) : 0;
+    work.lengths = row_lengths(problem_, group.row + my_row);
+    const RowLengths longest = longest_of(work.lengths, group.num_rows);
+    work.window_pitch = pitch_of(longest);
+    work.window_end = work.window_pitch * group.num_rows;
+    const int32_t length = work.window_end + longest.compressed;
+    work.begin = 0;
+    work.end = length;
+    work.begins_row = work.ends_row = true;
+    work.parts = {0, 0};
+    if (!schedule_.balanced) {
+      place_.group += schedule_.num_shares;
+      return;
     }
-    num_units_ = __shfl_sync(kAllLanes, up_to_mine, 31);
-    // Where rows are short, there may be fewer units than blocks. No share between two others is
-    // empty, so that the parts of a row are neighbours.
-    num_shares_ = min(schedule_.num_shares, num_units_);
-    if (share_ >= num_shares_) return;
-    unit_ = first_unit(share_);
-    units_left_ = first_unit(share_ + 1) - unit_;
+    const int32_t units = units_of(length);
+    const int32_t taken = min(place_.units_left, units - place_.unit_of_row);
+    work.begin = place_.unit_of_row * schedule_.unit_slots;
+    work.begins_row = place_.unit_of_row == 0;
+    work.ends_row = place_.unit_of_row + taken == units;
+    if (!work.ends_row) work.end = work.begin + taken * schedule_.unit_slots;
+    if (work.begins_row) {
+      work.parts = {place_.share, share_of_unit(place_.unit + units - 1) - place_.share + 1};
+    }
+    place_.units_left -= taken;
+    place_.unit += taken;
+    place_.unit_of_row = 0;
+    ++place_.group;
+  }
 
-    const int owner = __ffs(__ballot_sync(kAllLanes, up_to_mine > unit_)) - 1;
-    int32_t row = first_row, units_before = up_to_mine - mine;
-    if (lane == owner) {
-      for (int32_t units; units_before + (units = units_of_row(row)) <= unit_; ++row) {
-        units_before += units;
-      }
+  // Sum over the lanes up to this one.
+  __device__ __forceinline__ static int32_t sum_up_to_lane(int32_t mine) {
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int32_t before = __shfl_up_sync(kAllLanes, mine, distance);
+      if (threadIdx.x % 32 >= distance) mine += before;
     }
-    row_ = __shfl_sync(kAllLanes, row, owner);
-    unit_of_row_ = unit_ - __shfl_sync(kAllLanes, units_before, owner);
+    return mine;
+  }
+
+  // Lane i counts the units of some consecutive groups. Those of the lane that meets the share's
+  // first unit are counted again, 32 at a time by a lane each. All by the same instructions: what a
+  // block executes once has to be fetched, and that takes longer than it runs.
+  __device__ __forceinline__ void find_beginning() {
+    const int lane = threadIdx.x % 32;
+    int32_t per_lane = (schedule_.num_groups + 31) / 32;
+    int32_t first = lane * per_lane, before = 0;
+    for (bool is_first_time = true;; is_first_time = false) {
+      int32_t mine = 0;
+      for (int32_t i = first; i < min(first + per_lane, schedule_.num_groups); ++i) {
+        mine += units_of_group(i);
+      }
+      const int32_t up_to_mine = before + sum_up_to_lane(mine);
+      if (is_first_time) {
+        place_.num_units = __shfl_sync(kAllLanes, up_to_mine, 31);
+        // Where rows are short, there may be fewer units than blocks. No share between two others
+        // is empty, so that the parts of a row are neighbours.
+        place_.num_shares = min(schedule_.num_shares, place_.num_units);
+        if (place_.share >= place_.num_shares) return;
+        place_.unit = first_unit(place_.share);
+        place_.units_left = first_unit(place_.share + 1) - place_.unit;
+      }
+      const unsigned beyond = __ballot_sync(kAllLanes, up_to_mine > place_.unit);
+      const int owner = beyond != 0 ? __ffs(beyond) - 1 : 31;
+      const int32_t first_of_owner = __shfl_sync(kAllLanes, first, owner);
+      const int32_t before_owner = __shfl_sync(kAllLanes, up_to_mine - mine, owner);
+      if (beyond != 0 && per_lane == 1) {
+        place_.group = first_of_owner;
+        place_.unit_of_row = place_.unit - before_owner;
+        return;
+      }
+      // Into the groups of the owner; or on, where it is none of these 32.
+      first = first_of_owner + lane + (beyond != 0 ? 0 : 1);
+      before = beyond != 0 ? before_owner : __shfl_sync(kAllLanes, up_to_mine, 31);
+      per_lane = 1;
+    }
   }
 
   const DecodeProblem& problem_;
   const Schedule& schedule_;
-  int32_t rows_;
-  int32_t share_;
-  int32_t row_;
-  int32_t num_units_ = 0;   // balanced only, from here on
-  int32_t num_shares_ = 0;  // that are not empty
-  int32_t unit_ = 0;        // next one, counted over all rows
-  int32_t units_left_ = 0;
-  int32_t unit_of_row_ = 0;  // next one, counted from its row's first
-  int32_t end_of_row_ = 0;   // unit behind the last of the row that next() gave
+  SharePlace& place_;
 };
 
 }  // namespace dsv4

@@ -41,7 +41,8 @@ struct PackedFormat : BFloat16Format {
 template <class Cfg>
 struct SharedStorage;
 
-template <class Format_>
+// kRowGroups: rows that have one compressed table are decoded together (schedule.h).
+template <class Format_, bool kRowGroups_>
 struct Config {
   using Format = Format_;
   using Storage = SharedStorage<Config>;
@@ -83,6 +84,8 @@ struct Config {
   static_assert(kGranules <= (kValidityTiles - 1) * kGranulesPerTile);
 
   static constexpr int kSlotsPerThread = kTileSlots / 2;  // softmax: two threads share a head
+  static constexpr bool kRowGroups = kRowGroups_;
+  static constexpr int kMaxRows = kRowGroups ? kMaxGroupRows : 1;
 };
 
 // Tensor memory, in columns. With M = 64 an accumulator fills 16 of the 32 lanes of each quarter,
@@ -110,9 +113,12 @@ struct SharedStorage {
   alignas(1024) uint32_t ones[kSumColumns][Cfg::kSwizzleBytes / 4];  // [column][slot of the tile]
   // Outputs of 16 heads, 64 bytes of each half of the dims, on their way to memory.
   alignas(128) uint8_t staging[Cfg::kSoftmaxWarps][32][64];
-  alignas(16) uint32_t validity[Cfg::kValidityTiles][Cfg::kTileSlots / 32];  // a bit for each slot
+  // A bit for each slot that a row of the group sees.
+  alignas(16) uint32_t validity[Cfg::kValidityTiles][Cfg::kMaxRows][Cfg::kTileSlots / 32];
   // From the lanes of a gather warp to the one that copies.
   alignas(16) int32_t rows[Cfg::kGatherWarps][Cfg::kSlotsPerGatherWarp];
+  bool spoiled[Cfg::kRowGroups ? Cfg::kSoftmaxWarps : 1];  // slot_stream.cuh
+  GroupOfRows group[Cfg::kRowGroups ? Cfg::kGatherWarps : 1];
   Assignment assignment[Cfg::kAssignments];
   uint32_t tensor_memory;
 
@@ -128,15 +134,26 @@ struct SharedStorage {
   // A score buffer is free when its weights are full; a weight buffer, when its outputs are;
   // outputs, when the weights of the next row's first tile are.
 
-  // A warp does this.
-  __device__ __forceinline__ void init_ones() {
+  // A warp does this. Of queries, the rows from `query_rows` on are never loaded.
+  __device__ __forceinline__ void init_operands(int query_rows) {
     for (int i = threadIdx.x % 32; i < int(sizeof(ones) / 4); i += 32) {
       ones[0][i] = Cfg::Format::kOnes;
+    }
+    for (auto& block : query) {
+      auto* const words = reinterpret_cast<uint4*>(block);
+      constexpr int kWordsPerRow = Cfg::kSwizzleBytes / 16;
+      for (int i = query_rows * kWordsPerRow + threadIdx.x % 32; i < kHeadTile * kWordsPerRow;
+           i += 32) {
+        words[i] = make_uint4(0, 0, 0, 0);
+      }
     }
     ptx::fence_shared_async();
   }
 
   __device__ __forceinline__ void init_barriers(int softmax_warps) {
+    if (Cfg::kRowGroups) {
+      for (bool& flag : spoiled) flag = false;
+    }
     for (int i = 0; i < Cfg::kGranules; ++i) {
       full[i].init(Cfg::kGatherWarps);
       empty[i].init(1);

@@ -107,8 +107,9 @@ class GranuleRing {
     smem_.empty[ring_.index].wait(ring_.empty_parity());
     return smem_.granules[ring_.index];
   }
-  __device__ __forceinline__ uint8_t* validity() const {
-    return reinterpret_cast<uint8_t*>(smem_.validity[tile_]) + warp_;
+  // Of the `row`-th row of a group.
+  __device__ __forceinline__ uint8_t* validity(int row) const {
+    return reinterpret_cast<uint8_t*>(smem_.validity[tile_][row]) + warp_;
   }
   // The warp has written its part of a granule, and of the first one the validity.
   __device__ __forceinline__ void release(int granule) {
@@ -126,19 +127,29 @@ class GranuleRing {
   int tile_ = 0;
 };
 
+// `rows`: of a group, those that see the lane's slot.
+template <class Cfg, class Target>
+__device__ __forceinline__ void store_validity(const DecodeParams& params, const Target& target,
+                                               uint32_t rows) {
+  const int group_rows = Cfg::kRowGroups ? params.schedule.group_rows : 1;
+  for (int i = 0; i < group_rows; ++i) {
+    const uint32_t valid = __ballot_sync(0xffffffffu, rows >> i & 1);
+    if (threadIdx.x % 32 == 0) *target.validity(i) = every_fourth_bit(valid);
+  }
+}
+
 // Fills the ring with granules kFirst .. kEnd - 1 of each tile. A chunk of the next tile is read
 // when its registers are free, and indices are read a tile before.
 template <int kFirst, int kEnd, class Cfg, class Target>
 __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
-                                                 typename Cfg::Storage& smem,
-                                                 const Share<kWindowUnit>& share, int first_head,
-                                                 int warp, Target& target) {
+                                                 typename Cfg::Storage& smem, int32_t share,
+                                                 int first_head, int warp, Target& target) {
   static_assert(Cfg::kLanesPerSlot == 4);
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;
   const int lane = threadIdx.x % 32, slot_in_tile = warp * Cfg::kSlotsPerGatherWarp + lane / 4;
   const auto find = [&](const Slot& slot) {
-    return find_key<true>(slot.in_window ? problem.window : problem.compressed, slot.entry,
+    return find_key<true>(slot.in_window() ? problem.window : problem.compressed, slot.entry,
                           slot.column);
   };
   const auto load_scales = [](const Key& key) {
@@ -146,34 +157,37 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
   };
 
   TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
-  Slot slot;
-  bool exists = tiles.next(slot);
-  if (!exists) return;
-  Key key = find(slot);
-  exists = tiles.next(slot);
-  uint2 scales = load_scales(key);
   LaneKey mine;
+  while (tiles.begin()) {
+    Slot slot;
+    bool exists = tiles.next(slot);
+    if (!exists) continue;
+    Key key = find(slot);
+    uint32_t seen_by = slot.rows();
+    exists = tiles.next(slot);
+    uint2 scales = load_scales(key);
 #pragma unroll
-  for (int granule = kFirst; granule < kEnd; ++granule) load_chunks(key, granule, mine);
-  for (;;) {
-    const uint32_t valid = __ballot_sync(0xffffffffu, key.data != nullptr);
-    const bool goes_on = exists;
-    uint2 next_scales{};
-    if (goes_on) {
-      key = find(slot);
-      next_scales = load_scales(key);
-      exists = tiles.next(slot);
-    }
+    for (int granule = kFirst; granule < kEnd; ++granule) load_chunks(key, granule, mine);
+    for (bool goes_on = true; goes_on;) {
+      const uint32_t rows = key.data != nullptr ? seen_by : 0;
+      goes_on = exists;
+      uint2 next_scales{};
+      if (goes_on) {
+        key = find(slot);
+        seen_by = slot.rows();
+        next_scales = load_scales(key);
+        exists = tiles.next(slot);
+      }
 #pragma unroll
-    for (int granule = kFirst; granule < kEnd; ++granule) {
-      uint8_t* const row = target.acquire(granule) + slot_in_tile * Cfg::kSwizzleBytes;
-      store_chunks<Cfg>(row, slot_in_tile % 8, granule, scales, mine);
-      if (goes_on) load_chunks(key, granule, mine);
-      if (granule == kFirst && lane == 0) *target.validity() = every_fourth_bit(valid);
-      target.release(granule);
+      for (int granule = kFirst; granule < kEnd; ++granule) {
+        uint8_t* const row = target.acquire(granule) + slot_in_tile * Cfg::kSwizzleBytes;
+        store_chunks<Cfg>(row, slot_in_tile % 8, granule, scales, mine);
+        if (goes_on) load_chunks(key, granule, mine);
+        if (granule == kFirst) store_validity<Cfg>(params, target, rows);
+        target.release(granule);
+      }
+      scales = next_scales;
     }
-    if (!goes_on) return;
-    scales = next_scales;
   }
 }
 

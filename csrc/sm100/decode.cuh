@@ -26,12 +26,14 @@ __device__ __forceinline__ void weigh_and_finish(const DecodeParams& params,
     const Assignment& work = smem.assignment[works.index];
     if (work.row < 0) return;
     const int tiles = num_tiles<Cfg>(work.num_slots);
-    softmax.begin(scale, work.num_slots);
+    const int first_head = work.first_head + warp * Cfg::kHeadsPerWarp;
+    const int my_head = first_head + threadIdx.x % Cfg::kHeadsPerWarp;
+    softmax.begin(scale, work.num_slots, row_of_head<Cfg::kRowGroups>(params.problem, my_head));
     for (int tile = 0; tile < tiles; ++tile) softmax.weigh(tile);
     softmax.wait_for_outputs();
-    finish_row<Cfg::kHeadsPerWarp>(params, smem.staging[warp], softmax.total(), work,
-                                   work.first_head + warp * Cfg::kHeadsPerWarp, 0,
-                                   tensor + kOutputColumn);
+    const bool spoiled = finish_row<Cfg::kHeadsPerWarp, Cfg::kRowGroups>(
+        params, smem.staging[warp], softmax.total(), work, first_head, 0, tensor + kOutputColumn);
+    if (Cfg::kRowGroups && work.num_rows > 1 && spoiled) smem.spoiled[warp] = true;
     __syncwarp();
     if (threadIdx.x % 32 == 0) smem.finished[works.index].arrive();
   }
@@ -39,9 +41,10 @@ __device__ __forceinline__ void weigh_and_finish(const DecodeParams& params,
 
 // Softmax warps that have a head; the others do nothing.
 template <class Cfg>
-__device__ __forceinline__ int active_softmax_warps(const DecodeProblem& problem, int first_head) {
-  const int64_t heads = min(int64_t(kHeadTile), problem.heads - first_head);
-  return static_cast<int>(heads + Cfg::kHeadsPerWarp - 1) / Cfg::kHeadsPerWarp;
+__device__ __forceinline__ int active_softmax_warps(const DecodeParams& params, int first_head) {
+  const int64_t all = params.schedule.group_rows * params.problem.heads;
+  const int heads = static_cast<int>(min(int64_t(kHeadTile), all - first_head));
+  return (heads + Cfg::kHeadsPerWarp - 1) / Cfg::kHeadsPerWarp;
 }
 
 template <class Cfg>
@@ -52,13 +55,13 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int num_tiles = params.schedule.num_head_tiles;
   const int first_head = blockIdx.x % num_tiles * kHeadTile;
-  const int softmax_warps = active_softmax_warps<Cfg>(params.problem, first_head);
+  const int softmax_warps = active_softmax_warps<Cfg>(params, first_head);
   if (threadIdx.x == 0) smem.init_barriers(softmax_warps);
   if (warp == Cfg::kScoreWarp) {
     ptx::tensor_allocate<1>(&smem.tensor_memory);
     ptx::tensor_fence_before();
   }
-  if (warp == Cfg::kOutputWarp) smem.init_ones();
+  if (warp == Cfg::kOutputWarp) smem.init_operands(params.query_rows);
   __syncthreads();
   ptx::tensor_fence_after();
   const uint32_t tensor = smem.tensor_memory;
@@ -72,7 +75,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   } else if (warp == Cfg::kOutputWarp) {
     if (ptx::elect_one()) multiply_outputs<Cfg>(smem, tensor);
   } else if (warp >= Cfg::kFirstGatherWarp) {
-    const Share<kWindowUnit> share(params.problem, params.schedule, blockIdx.x / num_tiles);
+    const int32_t share = blockIdx.x / num_tiles;
     const int gather_warp = warp - Cfg::kFirstGatherWarp;
     if constexpr (Cfg::kConverts) {
       static_assert(Cfg::kGranulesPerTile == kPackedGranules);
@@ -91,9 +94,9 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
 }
 
-template <class Format>
+template <class Format, bool kRowGroups>
 Status launch_decode(const DecodeParams& params, Stream stream) {
-  using Cfg = Config<Format>;
+  using Cfg = Config<Format, kRowGroups>;
   static_assert(sizeof(SharedStorage<Cfg>) <= 227 * 1024, "what a block has on SM100");
   return cuda::launch_decode<decode_kernel<Cfg>>(params, stream, Cfg::kThreads,
                                                  sizeof(SharedStorage<Cfg>));

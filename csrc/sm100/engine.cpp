@@ -58,15 +58,19 @@ bool takes(const DecodeProblem& problem) {
 
 Status launch(const DecodeParams& params, Stream stream) {
   const bool pairs = params.schedule.head_tile == kPairHeadTile;
+  const bool groups = params.schedule.group_rows > 1;
+  const auto choose = [&](auto* alone, auto* of_groups, auto* of_pairs) {
+    return (pairs ? of_pairs : groups ? of_groups : alone)(params, stream);
+  };
   switch (params.problem.kv_format) {
     case KvFormat::kBFloat16:
-      return pairs ? launch_decode_bf16_pairs(params, stream) : launch_decode_bf16(params, stream);
+      return choose(launch_decode_bf16, launch_decode_bf16_groups, launch_decode_bf16_pairs);
     case KvFormat::kFloat8E4M3:
-      return pairs ? launch_decode_e4m3_pairs(params, stream) : launch_decode_e4m3(params, stream);
+      return choose(launch_decode_e4m3, launch_decode_e4m3_groups, launch_decode_e4m3_pairs);
     case KvFormat::kPacked:
       break;
   }
-  return pairs ? launch_decode_packed_pairs(params, stream) : launch_decode_packed(params, stream);
+  return choose(launch_decode_packed, launch_decode_packed_groups, launch_decode_packed_pairs);
 }
 
 Status workspace_size(const DecodeShape& shape, size_t* bytes) {

@@ -18,16 +18,20 @@ struct RowTotal {
 };
 
 // A warp does this for `kHeads` heads from `first_head` on, of which it has the outputs of the dims
-// from `first_dim` on, those of head lane % kHeads in each lane.
-template <int kHeads>
-__device__ __forceinline__ void finish_row(const DecodeParams& params, uint8_t (&staging)[32][64],
+// from `first_dim` on, those of head lane % kHeads in each lane. With kRowGroups, true if a sum of
+// the thread is infinite or NaN.
+template <int kHeads, bool kRowGroups>
+__device__ __forceinline__ bool finish_row(const DecodeParams& params, uint8_t (&staging)[32][64],
                                            const RowTotal& total, const Assignment& work,
                                            int first_head, int first_dim, uint32_t outputs) {
   const DecodeProblem& problem = params.problem;
   const int lane = threadIdx.x % 32;
-  const int num_heads = static_cast<int>(min(int64_t(kHeads), problem.heads - first_head));
-  const int head = first_head + lane % kHeads;
+  const int num_heads = min(kHeads, work.num_heads(problem) + work.first_head - first_head);
+  const int my_head = first_head + lane % kHeads;
+  const int my_row = row_of_head<kRowGroups>(problem, my_head);
+  const int head = my_head - my_row * static_cast<int>(problem.heads);
   const bool has_head = lane % kHeads < num_heads;
+  bool is_finite = true;
   const bool tells_lse = has_head && lane < kHeads && first_dim == 0;
 
   if (work.whole_row) {
@@ -35,26 +39,30 @@ __device__ __forceinline__ void finish_row(const DecodeParams& params, uint8_t (
     float factor = total.reciprocal * value_of(problem.scale2);
     if (!problem.defer_sinks && !total.is_empty) factor *= share_of_row(total.lse, sink);
     if (tells_lse && problem.lse.data != nullptr) {
-      store_lse(problem, work.row, head, total.is_empty, total.lse, sink);
+      store_lse(problem, work.row + my_row, head, total.is_empty, total.lse, sink);
     }
     const RowPosition position = row_position(problem, work.row);
     auto* target = static_cast<uint16_t*>(problem.out.data) +
                    position.batch * problem.out.batch_stride +
-                   position.query * problem.out.row_stride + first_head * problem.out.head_stride;
-    store_outputs<kHeads>(staging, outputs, factor, num_heads, target + first_dim,
-                          problem.out.head_stride);
+                   position.query * problem.out.row_stride + first_dim;
+    const auto target_of = [&](int i) {
+      return target + head_offset<kRowGroups>(problem, problem.out, first_head + i);
+    };
+    is_finite = store_outputs<kHeads, kRowGroups>(staging, outputs, factor, num_heads, target_of);
   } else {
     const int64_t first = int64_t(work.part) * problem.heads + first_head;
     if (tells_lse) {
       params.partial_lse[first + lane] = total.is_empty ? -CUDART_INF_F : total.lse;
     }
-    store_outputs<kHeads>(staging, outputs, total.reciprocal, num_heads,
-                          params.partial_out + first * kHeadDim + first_dim, int64_t(kHeadDim));
+    float* target = params.partial_out + first * kHeadDim + first_dim;
+    is_finite = store_outputs<kHeads, kRowGroups>(staging, outputs, total.reciprocal, num_heads,
+                                                  [&](int i) { return target + i * kHeadDim; });
   }
   ptx::tensor_fence_before();
-  if (work.row_parts.count != 0 && first_head == 0 && first_dim == 0 && lane == 0) {
-    params.row_parts[work.row] = work.row_parts;
+  if (work.row_parts.count != 0 && first_head == 0 && first_dim == 0 && lane < work.num_rows) {
+    params.row_parts[work.row + lane] = work.row_parts;
   }
+  return !is_finite && has_head;
 }
 
 }  // namespace dsv4::sm100

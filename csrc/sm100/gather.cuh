@@ -12,7 +12,7 @@ namespace dsv4::sm100 {
 
 inline constexpr int32_t kHole = -1;  // a row that no matrix has: the copy writes zeros
 
-// The row of a pool's matrix that an entry names.
+// The row of its pool's matrix that an entry names.
 __device__ __forceinline__ int32_t find_row(const Segment& segment, const PoolMaps& maps,
                                             int32_t entry, int32_t column) {
   if (entry < 0) return kHole;
@@ -35,11 +35,12 @@ struct TileRows {
 };
 
 // Of the warp's lanes, which have a row each.
-__device__ __forceinline__ TileRows rows_of_tile(int32_t row, int32_t window_slots) {
+__device__ __forceinline__ TileRows rows_of_tile(int32_t row, bool in_window) {
   const int lane = threadIdx.x % 32;
+  const int32_t window_slots = __popc(__ballot_sync(0xffffffffu, in_window));
   const int32_t first = __shfl_sync(0xffffffffu, row, 0);
   const bool follows = row != kHole && row == first + lane;
-  const bool one_pool = window_slots <= 0 || window_slots >= kRunSlots;
+  const bool one_pool = window_slots == 0 || window_slots == kRunSlots;
   return {window_slots, __all_sync(0xffffffffu, follows && one_pool) ? first : kHole};
 }
 
@@ -75,8 +76,8 @@ __device__ __forceinline__ void copy_run(const DecodeParams& params, const TileR
 // makes a loop over the lanes, which takes longer.
 template <class Cfg>
 __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                          int warp, const TileRows& tile, uint32_t valid,
-                                          uint32_t& validity, Ring<Cfg::kGranules>& ring) {
+                                          int warp, const TileRows& tile,
+                                          Ring<Cfg::kGranules>& ring) {
   uint4 rows[Cfg::kGathersPerWarp];
 #pragma unroll
   for (int i = 0; i < Cfg::kGathersPerWarp; ++i) {
@@ -86,7 +87,6 @@ __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStor
   for (int granule = 0; granule < Cfg::kGranulesPerTile; ++granule, ring.advance()) {
     ptx::Mbarrier& full = smem.full[ring.index];
     smem.empty[ring.index].wait(ring.empty_parity());
-    if (granule == 0) validity = valid;
     full.arrive_expect_bytes(Cfg::kGranuleBytes / Cfg::kGatherWarps);
     const uint32_t target = ptx::shared_address(smem.granules[ring.index]) +
                             warp * Cfg::kSlotsPerGatherWarp * Cfg::kSwizzleBytes;
@@ -99,34 +99,41 @@ __device__ __forceinline__ void copy_tile(const DecodeParams& params, SharedStor
   }
 }
 
+template <class Slot>
+__device__ __forceinline__ int32_t find_row(const DecodeParams& params, const Slot& slot) {
+  return slot.in_window()
+             ? find_row(params.problem.window, params.window, slot.entry, slot.column)
+             : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
+}
+
 // Fills the ring. Indices are read a tile ahead of their keys. A hole copies zeros: what lay in its
 // place might be NaN, which times a weight of 0 is NaN.
 template <class Cfg>
 __device__ __forceinline__ void gather(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                       const Share<kWindowUnit>& share, int first_head, int warp) {
+                                       int32_t share, int first_head, int warp) {
+  const int lane = threadIdx.x % 32;
   TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
-  typename TileStream<Cfg>::Slot slot;
   Ring<Cfg::kGranules> ring;
   int tile = 0;
-  for (bool exists = tiles.next(slot); exists; tile = (tile + 1) % Cfg::kValidityTiles) {
-    const int32_t row =
-        slot.in_window
-            ? find_row(params.problem.window, params.window, slot.entry, slot.column)
-            : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
-    const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
-    const TileRows rows = rows_of_tile(row, tiles.window_slots(warp * Cfg::kSlotsPerGatherWarp));
-    exists = tiles.next(slot);
-
-    smem.rows[warp][threadIdx.x % 32] = row;
+  tiles.template run<1>([&](const typename TileStream<Cfg>::Slot& slot) {
+    const int32_t row = find_row(params, slot);
+    const TileRows rows = rows_of_tile(row, slot.in_window());
+    smem.rows[warp][lane] = row;
+    // The softmax is done with this place: the last granule of the tile before was free.
+    static_assert(Cfg::kGranules < Cfg::kValidityTiles * Cfg::kGranulesPerTile);
+    const int group_rows = Cfg::kRowGroups ? params.schedule.group_rows : 1;
+    for (int i = 0; i < group_rows; ++i) {
+      const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole && slot.rows() >> i & 1);
+      if (lane == 0) smem.validity[tile][i][warp] = valid;
+    }
     __syncwarp();
     Ring<Cfg::kGranules> next = ring;
     for (int i = 0; i < Cfg::kGranulesPerTile; ++i) next.advance();
-    if (ptx::elect_one()) {
-      copy_tile(params, smem, warp, rows, valid, smem.validity[tile][warp], ring);
-    }
+    if (ptx::elect_one()) copy_tile(params, smem, warp, rows, ring);
     ring = next;
+    tile = (tile + 1) % Cfg::kValidityTiles;
     __syncwarp();
-  }
+  });
 }
 
 }  // namespace dsv4::sm100

@@ -2,6 +2,8 @@
 // Sums in tensor memory -> outputs of a row, or a part's place in the workspace.
 #pragma once
 
+#include <type_traits>
+
 #include "ptx/convert.cuh"
 #include "ptx/tcgen05.cuh"
 
@@ -22,14 +24,14 @@ __device__ __forceinline__ uint4 to_words(const float* sums, float factor, uint1
 }
 
 // Multiplies the sums of a warp, which has `kHeads` heads, by each head's factor, and stores those
-// of the first `num_heads` as bf16 or float: target[head * head_stride + dim]. Lane l has head l %
-// kHeads and the (l / kHeads)-th kOutputColumns dims, from column `outputs` on. Each thread has 64
-// bytes of a head's outputs at a time, which cross shared memory so that neighbouring threads store
-// them together.
-template <int kHeads, class Element>
-__device__ __forceinline__ void store_outputs(uint8_t (&staging)[32][64], uint32_t outputs,
-                                              float factor, int num_heads, Element* target,
-                                              int64_t head_stride) {
+// of the first `num_heads` as bf16 or float: target_of(head)[dim]. Lane l has head l % kHeads and
+// the (l / kHeads)-th kOutputColumns dims, from column `outputs` on. Each thread has 64 bytes of a
+// head's outputs at a time, which cross shared memory so that neighbouring threads store them
+// together. False if kAsks and a sum of the thread is infinite or NaN.
+template <int kHeads, bool kAsks, class TargetOf>
+__device__ __forceinline__ bool store_outputs(uint8_t (&staging)[32][64], uint32_t outputs,
+                                              float factor, int num_heads, TargetOf target_of) {
+  using Element = std::remove_pointer_t<decltype(target_of(0))>;
   constexpr int kDims = 64 / sizeof(Element), kDimsPerWord = 16 / sizeof(Element);
   static_assert(kHeads % 8 == 0);
   const int lane = threadIdx.x % 32;
@@ -39,12 +41,21 @@ __device__ __forceinline__ void store_outputs(uint8_t (&staging)[32][64], uint32
     return reinterpret_cast<uint4*>(&staging[from][(word ^ from / 2 % 4) * 16]);
   };
   uint4* const stored_from = place(lane / 4, lane % 4);
-  target += lane / 4 * head_stride + lane % 4 * kDimsPerWord;
+  Element* target[kHeads / 8];
+#pragma unroll
+  for (int i = 0; i < kHeads / 8; ++i) {
+    target[i] = target_of(i * 8 + lane / 4) + lane % 4 * kDimsPerWord;
+  }
+  float zero = 0.0f;
 #pragma unroll 1
-  for (int column = 0; column < kOutputColumns; column += kDims, target += kDims) {
+  for (int column = 0; column < kOutputColumns; column += kDims) {
     float sums[kDims];
     ptx::tensor_load(outputs + column, sums);
     ptx::tensor_wait_loads();
+    if constexpr (kAsks) {
+#pragma unroll
+      for (int i = 0; i < kDims; ++i) zero = fmaf(sums[i], 0.0f, zero);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       *place(lane, i) = to_words(sums + i * kDimsPerWord, factor, static_cast<Element*>(nullptr));
@@ -55,11 +66,12 @@ __device__ __forceinline__ void store_outputs(uint8_t (&staging)[32][64], uint32
       const int head = i * 8 % kHeads, dim = i * 8 / kHeads * kOutputColumns;
       const uint4 words = stored_from[i * 8 * sizeof(staging[0]) / sizeof(uint4)];
       if (head + lane / 4 < num_heads) {
-        *reinterpret_cast<uint4*>(target + head * head_stride + dim) = words;
+        *reinterpret_cast<uint4*>(target[head / 8] + column + dim) = words;
       }
     }
     __syncwarp();
   }
+  return zero == 0.0f;
 }
 
 }  // namespace dsv4::sm100

@@ -39,8 +39,9 @@ __device__ __forceinline__ void weigh_and_finish_of_pair(const DecodeParams& par
     works.advance();
     begin_next_work();
     softmax.wait_for_outputs();
-    finish_row<Cfg::kHeadsPerWarp>(params, smem.staging[warp], softmax.total(), work, first_head,
-                                   warp / 2 * kOutputColumns, tensor + Cfg::kOutputs);
+    finish_row<Cfg::kHeadsPerWarp, false>(params, smem.staging[warp], softmax.total(), work,
+                                          first_head, warp / 2 * kOutputColumns,
+                                          tensor + Cfg::kOutputs);
     __syncwarp();
     if (threadIdx.x % 32 == 0) smem.finished[index].arrive();
   }
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   } else if (warp == Cfg::kOutputWarp) {
     if (rank == 0 && ptx::elect_one()) multiply_outputs_of_pair<Cfg>(smem, tensor);
   } else {
-    const Share<kWindowUnit> share(problem, params.schedule, pair / num_tiles);
+    const int32_t share = pair / num_tiles;
     const int gather_warp = warp - Cfg::kFirstGatherWarp;
     if constexpr (Cfg::kConverts) {
       load_and_convert_for_pair<Cfg>(params, smem, share, first_head, rank, gather_warp);

@@ -56,22 +56,15 @@ __device__ __forceinline__ void copy_blocks(const DecodeParams& params, PairStor
 // place might be NaN, which times a weight of 0 is NaN.
 template <class Cfg>
 __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, PairStorage<Cfg>& smem,
-                                                const Share<kWindowUnit>& share, int first_head,
-                                                int rank, int warp) {
+                                                int32_t share, int first_head, int rank, int warp) {
   const int lane = threadIdx.x % 32;
   const bool has_own_slots = Cfg::kSplitsDims || warp / Cfg::kOwnGatherWarps == rank;
   TileStream<Cfg> tiles = tiles_of<Cfg>(params, smem, share, first_head, warp);
-  typename TileStream<Cfg>::Slot slot;
   Ring<Cfg::kStages> ring;
-  for (bool exists = tiles.next(slot); exists; ring.advance()) {
-    const int32_t row =
-        slot.in_window
-            ? find_row(params.problem.window, params.window, slot.entry, slot.column)
-            : find_row(params.problem.compressed, params.compressed, slot.entry, slot.column);
+  tiles.template run<1>([&](const typename TileStream<Cfg>::Slot& slot) {
+    const int32_t row = find_row(params, slot);
     const uint32_t valid = __ballot_sync(0xffffffffu, row != kHole);
-    const TileRows tile = rows_of_tile(row, tiles.window_slots(warp * Cfg::kSlotsPerGatherWarp));
-    exists = tiles.next(slot);
-
+    const TileRows tile = rows_of_tile(row, slot.in_window());
     smem.rows[warp][lane] = row;
     smem.empty[ring.index].wait(ring.empty_parity());
     if (lane == 0) smem.validity[ring.index][warp] = valid;
@@ -88,7 +81,8 @@ __device__ __forceinline__ void gather_for_pair(const DecodeParams& params, Pair
       }
     }
     __syncwarp();
-  }
+    ring.advance();
+  });
   drain(smem, ring);
 }
 
@@ -104,7 +98,7 @@ class HalfTileRing {
     if (of_half == 0) smem_.empty[ring_.index].wait(ring_.empty_parity());
     return smem_.blocks[ring_.index][of_half * Cfg::kOwnBlocks / kGranules];
   }
-  __device__ __forceinline__ uint8_t* validity() const {
+  __device__ __forceinline__ uint8_t* validity(int) const {
     return reinterpret_cast<uint8_t*>(smem_.validity[ring_.index]) + warp_;
   }
   __device__ __forceinline__ void release(int granule) {
@@ -125,8 +119,7 @@ class HalfTileRing {
 
 template <class Cfg>
 __device__ __forceinline__ void load_and_convert_for_pair(const DecodeParams& params,
-                                                          PairStorage<Cfg>& smem,
-                                                          const Share<kWindowUnit>& share,
+                                                          PairStorage<Cfg>& smem, int32_t share,
                                                           int first_head, int rank, int warp) {
   constexpr int kHalf = kPackedGranules / 2;
   HalfTileRing<Cfg> target(smem, warp);

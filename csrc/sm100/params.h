@@ -21,6 +21,7 @@ struct PoolMaps {
 
 struct DecodeParams : cuda::DecodePlan {
   CUtensorMap query;            // [batch][q_len][heads][512]
+  int32_t query_rows;           // of a box: kHeadTile heads of a row, or the heads of a group
   PoolMaps window, compressed;  // not of packed pools
   DecodeProblem problem;
 };
@@ -35,6 +36,11 @@ constexpr int tile_slots(KvFormat format) { return format == KvFormat::kFloat8E4
 Status launch_decode_bf16(const DecodeParams& params, Stream stream);
 Status launch_decode_e4m3(const DecodeParams& params, Stream stream);
 Status launch_decode_packed(const DecodeParams& params, Stream stream);
+
+// The same of groups of rows.
+Status launch_decode_bf16_groups(const DecodeParams& params, Stream stream);
+Status launch_decode_e4m3_groups(const DecodeParams& params, Stream stream);
+Status launch_decode_packed_groups(const DecodeParams& params, Stream stream);
 
 // The same by pairs of blocks.
 Status launch_decode_bf16_pairs(const DecodeParams& params, Stream stream);

@@ -13,7 +13,7 @@ template <class Cfg>
 __device__ __forceinline__ void load_query(const DecodeParams& params, SharedStorage<Cfg>& smem,
                                            int32_t row, int32_t first_head) {
   const RowPosition position = row_position(params.problem, row);
-  smem.query_full.arrive_expect_bytes(sizeof(smem.query));
+  smem.query_full.arrive_expect_bytes(Cfg::kQueryBlocks * Cfg::kSwizzleBytes * params.query_rows);
   for (int block = 0; block < Cfg::kQueryBlocks; ++block) {
     ptx::load_box(ptx::shared_address(smem.query[block]), params.query, block * Cfg::kBlockDims,
                   first_head, int(position.query), int(position.batch), smem.query_full);

@@ -25,8 +25,9 @@ class Softmax {
   __device__ __forceinline__ Softmax(SharedStorage<Cfg>& smem, uint32_t tensor)
       : smem_(smem), tensor_(tensor) {}
 
-  // At the beginning of a row.
-  __device__ __forceinline__ void begin(float scale, int32_t num_slots) {
+  // At the beginning of a row. `row`: of the head in its group.
+  __device__ __forceinline__ void begin(float scale, int32_t num_slots, int row) {
+    row_ = min(row, Cfg::kMaxRows - 1);  // beyond it are no heads
     scale_ = scale * kLog2E;
     weight_exponent_ = weight_exponent<Format>(num_slots);
     shift_ = 0.0f;
@@ -84,7 +85,7 @@ class Softmax {
     uint32_t all = ~0u;
 #pragma unroll
     for (int i = 0; i < kValidityWords; ++i) {
-      valid_[i] = smem_.validity[validity_][half() * kValidityWords + i];
+      valid_[i] = smem_.validity[validity_][row_][half() * kValidityWords + i];
       all &= valid_[i];
     }
     return !__all_sync(kAllLanes, all == ~0u);
@@ -147,6 +148,7 @@ class Softmax {
   Ring<2> buffer_;
   int validity_ = 0;
   uint32_t valid_[kValidityWords];
+  int row_;
   float scale_;
   float weight_exponent_;
   float shift_;  // weight exponent - reference

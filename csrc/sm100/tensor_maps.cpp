@@ -93,6 +93,7 @@ struct Layout {
   int64_t size[4];
   int64_t stride_bytes[3];  // from the second dimension on
   int64_t box_rows;
+  int64_t box_groups = 1;  // of rows, in the third dimension
 };
 
 Status encode_map(const void* data, const Layout& layout, CUtensorMap* map) {
@@ -100,7 +101,7 @@ Status encode_map(const void* data, const Layout& layout, CUtensorMap* map) {
   DSV4_RETURN_IF_FAILED(find_encode(&encode));
   cuuint64_t size[4], stride[3];
   cuuint32_t box[4] = {cuuint32_t(kSwizzleBytes / layout.element_bytes),
-                       cuuint32_t(layout.box_rows), 1, 1};
+                       cuuint32_t(layout.box_rows), cuuint32_t(layout.box_groups), 1};
   const cuuint32_t step[4] = {1, 1, 1, 1};
   std::copy_n(layout.size, layout.rank, size);
   for (int i = 0; i + 1 < layout.rank; ++i) {
@@ -120,7 +121,11 @@ Status encode_map(const void* data, const Layout& layout, CUtensorMap* map) {
   return {};
 }
 
-Status map_query(const DecodeProblem& problem, CUtensorMap* map) {
+// Boxes of a tile of heads, or of a group's rows.
+Status map_query(const DecodeProblem& problem, DecodeParams* params) {
+  const int64_t group_rows = params->schedule.group_rows;
+  const int64_t heads = group_rows == 1 ? kHeadTile : problem.heads;
+  params->query_rows = int32_t(group_rows * heads);
   const int64_t bytes = element_bytes(problem.query_dtype);
   const RowView<const void*>& query = problem.query;
   return encode_map(
@@ -129,8 +134,9 @@ Status map_query(const DecodeProblem& problem, CUtensorMap* map) {
        4,
        {kHeadDim, problem.heads, problem.q_len, problem.batch},
        {query.head_stride * bytes, query.row_stride * bytes, query.batch_stride * bytes},
-       kHeadTile},
-      map);
+       heads,
+       group_rows},
+      &params->query);
 }
 
 // A pool with boxes of one row, and of a run of them.
@@ -167,7 +173,7 @@ bool can_be_mapped(const DecodeProblem& problem) {
 }
 
 Status make_tensor_maps(const DecodeProblem& problem, DecodeParams* params) {
-  DSV4_RETURN_IF_FAILED(map_query(problem, &params->query));
+  DSV4_RETURN_IF_FAILED(map_query(problem, params));
   if (problem.kv_format == KvFormat::kPacked) return {};
   DSV4_RETURN_IF_FAILED(map_pool(problem, problem.window, &params->window));
   return map_pool(problem, problem.compressed, &params->compressed);

@@ -8,18 +8,22 @@
 namespace dsv4::sm100 {
 
 template <class Cfg>
-using TileStream =
-    SlotStream<kWindowUnit, Cfg::kTileSlots, Cfg::kAssignments, typename Cfg::Storage>;
+using TileStream = SlotStream<kWindowUnit, Cfg::kTileSlots, Cfg::kAssignments, Cfg::kRowGroups,
+                              typename Cfg::Storage>;
 
 // For a lane of a gather warp; warp 0 announces.
 template <class Cfg>
 __device__ __forceinline__ TileStream<Cfg> tiles_of(const DecodeParams& params,
-                                                    typename Cfg::Storage& smem,
-                                                    const Share<kWindowUnit>& share, int first_head,
-                                                    int warp) {
+                                                    typename Cfg::Storage& smem, int32_t share,
+                                                    int first_head, int warp) {
   const int slot = threadIdx.x % 32 / Cfg::kLanesPerSlot;
-  return {params.problem, smem,      share,
-          first_head,     warp == 0, warp * Cfg::kSlotsPerGatherWarp + slot};
+  return {params.problem,
+          params.schedule,
+          smem,
+          share,
+          first_head,
+          warp,
+          warp * Cfg::kSlotsPerGatherWarp + slot};
 }
 
 }  // namespace dsv4::sm100

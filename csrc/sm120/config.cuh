@@ -53,10 +53,12 @@ __device__ __forceinline__ constexpr int group_offset(int group) {
                                              (group - Format::kFloat8Groups) * kGroupDims * 2;
 }
 
-template <class Format_, int kHeadTile_>
+// kRowGroups: rows that have one compressed table are decoded together (schedule.h).
+template <class Format_, int kHeadTile_, bool kRowGroups_>
 struct Config {
   using Format = Format_;
   static constexpr int kHeadTile = kHeadTile_;
+  static constexpr bool kRowGroups = kRowGroups_;
   static constexpr int kRowTiles = kHeadTile / 16;  // tiles of an mma
   static constexpr int kStages = 2;
   // A producer is two stages ahead, and each stage may be of another row.
@@ -118,8 +120,10 @@ struct SharedStorage {
   float out_factor[Cfg::kHeadTile];  // of sums at the end of a row
   alignas(8) uint8_t query_exponent[Cfg::kHeadTile][kNumGroups];
   float group_factor[Cfg::kHeadTile][kNumGroups];
-  alignas(8) uint8_t scale_kind[Cfg::kMathWarps];  // what each math warp has found
-  alignas(4) uint8_t valid[Cfg::kStages][Cfg::kStageSlots];
+  alignas(8) uint8_t scale_kind[Cfg::kMathWarps];            // what each math warp has found
+  alignas(4) uint8_t valid[Cfg::kStages][Cfg::kStageSlots];  // a bit for each row that sees it
+  bool spoiled[Cfg::kRowGroups ? Cfg::kMathWarps : 1];       // slot_stream.cuh
+  GroupOfRows group[Cfg::kRowGroups ? Cfg::kProducerWarps : 1];
   Assignment assignment[Cfg::kAssignments];
 
   // barrier                                  arrivals              waited for by
@@ -138,6 +142,9 @@ struct SharedStorage {
     for (int i = 0; i < Cfg::kAssignments; ++i) {
       assigned[i].init(1);
       finished[i].init(Cfg::kMathWarps);
+    }
+    if (Cfg::kRowGroups) {
+      for (bool& flag : spoiled) flag = false;
     }
     ptx::fence_mbarrier_init();
   }

@@ -51,12 +51,11 @@ __device__ __forceinline__ void store_outputs(const DecodeParams&, float* target
 
 // Sums of one warp -> 64 dims of the heads, times out_factor and scale2, and then scale: all at
 // once might overflow. By way of shared memory, 8 heads at a time: threads have scattered dims, and
-// a store of less than 32 bytes costs as much as one of 32.
-template <class Cfg, class Out>
+// a store of less than 32 bytes costs as much as one of 32. Head i goes to target_of(i).
+template <class Cfg, class TargetOf>
 __device__ __forceinline__ void store_group(const DecodeParams& params, SharedStorage<Cfg>& smem,
                                             const OutputTiles<Cfg>& out, int group, float scale,
-                                            float scale2, int num_heads, Out* target,
-                                            int64_t head_stride) {
+                                            float scale2, int num_heads, TargetOf target_of) {
   const int lane = ptx::opaque(threadIdx.x % 32), row = lane / 4, t = lane % 4;
   auto& staging = smem.staging[group];
 #pragma unroll
@@ -84,12 +83,26 @@ __device__ __forceinline__ void store_group(const DecodeParams& params, SharedSt
       const int staged = i * 4 + lane / 8, head = half * 8 + staged, dim = lane % 8 * 8;
       const auto* dims = reinterpret_cast<const float4*>(&staging[staged][dim]);
       if (head < num_heads) {
-        store_outputs(params, target + head * head_stride + group * kGroupDims + dim, dims[0],
-                      dims[1]);
+        store_outputs(params, target_of(head) + group * kGroupDims + dim, dims[0], dims[1]);
       }
     }
     __syncwarp();
   }
+}
+
+// Whether a sum of a thread is infinite or NaN.
+template <class Cfg>
+__device__ __forceinline__ bool has_infinite(const OutputTiles<Cfg>& out) {
+  float zero = 0.0f;
+#pragma unroll
+  for (int tile = 0; tile < Cfg::kRowTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) zero = fmaf(out[tile][i][j], 0.0f, zero);
+    }
+  }
+  return zero != 0.0f;
 }
 
 // The end of a row, or of a part of one: everything that the sums and the sums of weights are for.
@@ -99,25 +112,29 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, SharedStor
                                           uint32_t reference, int warp) {
   using Format = typename Cfg::Format;
   const DecodeProblem& problem = params.problem;
-  const int first_head = work.first_head;
-  const int num_heads = static_cast<int>(min(int64_t(Cfg::kHeadTile), problem.heads - first_head));
+  const int num_heads = min(Cfg::kHeadTile, work.num_heads(problem));
   const float scale = !Format::kHasScales            ? 1.0f
                       : warp < Format::kFloat8Groups ? float_from_ue8m0(reference, 0)
                                                      : power_of_two(kRopeExponent);
   if (work.whole_row) {
     const RowPosition position = row_position(problem, work.row);
-    auto* target = static_cast<uint16_t*>(problem.out.data) +
-                   position.batch * problem.out.batch_stride +
-                   position.query * problem.out.row_stride + first_head * problem.out.head_stride;
-    store_group<Cfg>(params, smem, out, warp, scale, value_of(problem.scale2), num_heads, target,
-                     problem.out.head_stride);
+    auto* target =
+        static_cast<uint16_t*>(problem.out.data) + position.batch * problem.out.batch_stride +
+        position.query * problem.out.row_stride + work.first_head * problem.out.head_stride;
+    const auto target_of = [&](int head) {
+      return target + head_offset<Cfg::kRowGroups>(problem, problem.out, head);
+    };
+    store_group<Cfg>(params, smem, out, warp, scale, value_of(problem.scale2), num_heads,
+                     target_of);
   } else {
     float* target =
-        params.partial_out + (int64_t(work.part) * problem.heads + first_head) * kHeadDim;
-    store_group<Cfg>(params, smem, out, warp, scale, 1.0f, num_heads, target, kHeadDim);
+        params.partial_out + (int64_t(work.part) * problem.heads + work.first_head) * kHeadDim;
+    store_group<Cfg>(params, smem, out, warp, scale, 1.0f, num_heads,
+                     [&](int head) { return target + int64_t(head) * kHeadDim; });
   }
-  if (work.row_parts.count != 0 && first_head == 0 && threadIdx.x == 0) {
-    params.row_parts[work.row] = work.row_parts;
+  if (Cfg::kRowGroups && work.num_rows > 1 && has_infinite<Cfg>(out)) smem.spoiled[warp] = true;
+  if (work.row_parts.count != 0 && work.first_head == 0 && threadIdx.x < work.num_rows) {
+    params.row_parts[work.row + threadIdx.x] = work.row_parts;
   }
 }
 
@@ -184,7 +201,7 @@ __device__ __forceinline__ void compute(const DecodeParams& params, SharedStorag
 
     if (threadIdx.x % 32 == 0) smem.scale_kind[warp] = uint8_t(ScaleKind::kNarrow);
     const bool by_group = QueryLoader<Cfg>(params, smem, work, warp).load(query);
-    softmax.begin(value_of(params.problem.scale1), work.num_slots);
+    softmax.begin(value_of(params.problem.scale1), work);
 #pragma unroll
     for (int tile = 0; tile < Cfg::kRowTiles; ++tile) clear<Cfg>(out, tile);
     ScaleRange range;
@@ -240,8 +257,7 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= Cfg::kMathWarps) {
     ptx::shrink_registers<Cfg::kProducerRegisters>();
-    produce<Cfg>(params, smem, Share<kWindowUnit>(params.problem, params.schedule, share_index),
-                 first_head, warp - Cfg::kMathWarps);
+    produce<Cfg>(params, smem, share_index, first_head, warp - Cfg::kMathWarps);
   } else {
     ptx::grow_registers<Cfg::kMathRegisters>();
     compute<Cfg>(params, smem, warp);
@@ -255,11 +271,11 @@ Status launch_tile(const DecodeParams& params, Stream stream) {
                                                  sizeof(SharedStorage<Cfg>));
 }
 
-template <class Format>
+template <class Format, bool kRowGroups>
 Status launch_decode(const DecodeParams& params, Stream stream) {
   return params.schedule.head_tile == kSmallHeadTile
-             ? launch_tile<Config<Format, kSmallHeadTile>>(params, stream)
-             : launch_tile<Config<Format, kLargeHeadTile>>(params, stream);
+             ? launch_tile<Config<Format, kSmallHeadTile, kRowGroups>>(params, stream)
+             : launch_tile<Config<Format, kLargeHeadTile, kRowGroups>>(params, stream);
 }
 
 }  // namespace dsv4::sm120

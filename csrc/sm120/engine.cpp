@@ -48,15 +48,16 @@ bool rows_are_aligned(const RowView<Pointer>& rows, int64_t element_bytes) {
 }
 
 Status launch(const DecodeParams& params, Stream stream) {
+  const bool groups = params.schedule.group_rows > 1;
   switch (params.problem.kv_format) {
     case KvFormat::kBFloat16:
-      return launch_decode_bf16(params, stream);
+      return (groups ? launch_decode_bf16_groups : launch_decode_bf16)(params, stream);
     case KvFormat::kFloat8E4M3:
-      return launch_decode_e4m3(params, stream);
+      return (groups ? launch_decode_e4m3_groups : launch_decode_e4m3)(params, stream);
     case KvFormat::kPacked:
       break;
   }
-  return launch_decode_packed(params, stream);
+  return (groups ? launch_decode_packed_groups : launch_decode_packed)(params, stream);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ namespace dsv4::sm120 {
 // Lane i has the source of slot i.
 template <class Word, int kBytes, class Cfg>
 __device__ __forceinline__ void copy_by_words(uint8_t* first_target, const uint8_t* source) {
+#pragma unroll 1
   for (int slot = 0; slot < Cfg::kSlotsPerProducer; ++slot) {
     const auto* from = reinterpret_cast<const Word*>(of_lane(source, slot));
     auto* to = reinterpret_cast<Word*>(first_target + slot * Cfg::Format::kSlotPitch);
@@ -47,35 +48,31 @@ __device__ __forceinline__ void clear_slot(uint8_t* target) {
   }
 }
 
-// Fills the ring. Indices are read two stages ahead of their keys.
+// Fills the ring. Indices are read two stages ahead of their keys: behind the wait for a stage, a
+// step would delay the copy after next.
 template <class Cfg>
 __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorage<Cfg>& smem,
-                                        const Share<kWindowUnit>& share, int first_head, int warp) {
+                                        int32_t share, int first_head, int warp) {
   using Format = typename Cfg::Format;
-  using Slots = SlotStream<kWindowUnit, Cfg::kStageSlots, Cfg::kAssignments, SharedStorage<Cfg>>;
+  using Slots = SlotStream<kWindowUnit, Cfg::kStageSlots, Cfg::kAssignments, Cfg::kRowGroups,
+                           SharedStorage<Cfg>>;
   const int lane = threadIdx.x % 32;
   const bool owns_slot = lane < Cfg::kSlotsPerProducer;
   const int first_slot = warp * Cfg::kSlotsPerProducer, my_slot = first_slot + lane;
 
   constexpr int32_t kNoSlot = 1 << 30;
-  Slots slots(params.problem, smem, share, first_head, warp == 0, owns_slot ? my_slot : kNoSlot);
-  typename Slots::Slot slot, next_slot;
-  bool exists = slots.next(slot);
-  bool next_exists = exists && slots.next(next_slot);
+  Slots slots(params.problem, params.schedule, smem, share, first_head, warp,
+              owns_slot ? my_slot : kNoSlot);
   bool has_cleared = false;  // some slot: a later copy to it comes by another way
-  for (Ring<Cfg::kStages> ring; exists; ring.advance()) {
+  Ring<Cfg::kStages> ring;
+  slots.template run<2>([&](const typename Slots::Slot& slot) {
     const Key key = find_key<Format::kHasScales>(
-        slot.in_window ? params.problem.window : params.problem.compressed, slot.entry,
+        slot.in_window() ? params.problem.window : params.problem.compressed, slot.entry,
         slot.column);
-    // Before the wait: behind it, this would delay the copy after next.
-    slot = next_slot;
-    exists = next_exists;
-    next_exists = next_exists && slots.next(next_slot);
-
     ptx::Mbarrier& full = smem.full[ring.index];
     smem.empty[ring.index].wait(ring.empty_parity());
     const bool is_valid = key.data != nullptr, is_hole = owns_slot && !is_valid;
-    if (owns_slot) smem.valid[ring.index][my_slot] = is_valid;
+    if (owns_slot) smem.valid[ring.index][my_slot] = uint8_t(is_valid ? slot.rows() : 0);
     if (params.pool_alignment == 16) {
       uint8_t* const target = smem.keys[ring.index][my_slot];
       if (is_hole) clear_slot<Format>(target);
@@ -102,7 +99,8 @@ __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorag
       if (lane == 0) full.arrive();
       if (Format::kHasScales && owns_slot) full.arrive();
     }
-  }
+    ring.advance();
+  });
 }
 
 }  // namespace dsv4::sm120

@@ -27,4 +27,9 @@ Status launch_decode_bf16(const DecodeParams& params, Stream stream);
 Status launch_decode_e4m3(const DecodeParams& params, Stream stream);
 Status launch_decode_packed(const DecodeParams& params, Stream stream);
 
+// The same of groups of rows.
+Status launch_decode_bf16_groups(const DecodeParams& params, Stream stream);
+Status launch_decode_e4m3_groups(const DecodeParams& params, Stream stream);
+Status launch_decode_packed_groups(const DecodeParams& params, Stream stream);
+
 }  // namespace dsv4::sm120

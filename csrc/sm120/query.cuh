@@ -24,8 +24,8 @@ namespace dsv4::sm120 {
 // Which dims a step multiplies is free as long as queries and keys agree. A thread reads 16 bytes
 // of a key at once, and its steps take what it has:
 //   e4m3  thread t of 4 reads dims 16t .. 16t+15;  step s: 16t + 4s + {0,1}, {2,3}
-//   bf16  thread t reads dims 8t .. 8t+7, 32+8t .. 32+8t+7;  step s: 32 (s/2) + 8t + 4 (s%2) +
-//   {0..3}
+//   bf16  thread t reads dims 8t .. 8t+7, 32+8t .. 32+8t+7;
+//         step s: 32 (s/2) + 8t + 4 (s%2) + {0..3}
 template <class Cfg>
 struct Query {
   uint32_t value[Cfg::kGroupsPerWarp][4][Cfg::kRowTiles][4];
@@ -34,9 +34,10 @@ struct Query {
 inline constexpr int kQueryExponent = 10;  // of a head's largest value, where it is scaled
 inline constexpr int kSmallGroup = 12;     // a group this many powers of two below its head
 
-// 16 bytes of any alignment.
-__device__ __forceinline__ uint4 load_16_bytes(const uint8_t* source, bool aligned) {
-  if (aligned) return __ldg(reinterpret_cast<const uint4*>(source));
+// 16 bytes, of any alignment.
+template <bool kAligned>
+__device__ __forceinline__ uint4 load_16_bytes(const uint8_t* source) {
+  if constexpr (kAligned) return __ldg(reinterpret_cast<const uint4*>(source));
   uint4 value = {};
 #pragma unroll 1
   for (int i = 15; i >= 0; --i) {
@@ -80,7 +81,7 @@ class QueryLoader {
                                          const Assignment& work, int warp)
       : params_(params),
         smem_(smem),
-        first_head_(work.first_head),
+        num_heads_(work.num_heads(params.problem)),
         warp_(warp),
         thread_(ptx::opaque(threadIdx.x)) {
     const DecodeProblem& problem = params.problem;
@@ -88,14 +89,19 @@ class QueryLoader {
     source_ =
         static_cast<const uint8_t*>(problem.query.data) +
         (position.batch * problem.query.batch_stride + position.query * problem.query.row_stride +
-         first_head_ * problem.query.head_stride) *
+         work.first_head * problem.query.head_stride) *
             kBytes;
   }
 
   // True if the groups have powers of their own. All math warps meet in it.
   __device__ __forceinline__ bool load(Query<Cfg>& query) {
-    if constexpr (Format::kHasScales) return load_scaled(query);
-    load_directly(query);
+    // Not by a condition for each load: what a block does first costs it the most.
+    if constexpr (Format::kHasScales) {
+      uint4 chunks[kPairs][2];
+      params_.query_aligned ? load_chunks<true>(chunks) : load_chunks<false>(chunks);
+      return scale_chunks(chunks, query);
+    }
+    params_.query_aligned ? load_directly<true>(query) : load_directly<false>(query);
     meet();
     return false;
   }
@@ -104,14 +110,17 @@ class QueryLoader {
   __device__ __forceinline__ static void meet() { ptx::sync_threads<1, Cfg::kMathThreads>(); }
 
   // 16 bytes of a head.
+  template <bool kAligned>
   __device__ __forceinline__ uint4 load_dims(int head, int dim) const {
-    if (first_head_ + head >= params_.problem.heads) return {};
-    return load_16_bytes(source_ + (head * params_.problem.query.head_stride + dim) * kBytes,
-                         params_.query_aligned);
+    if (head >= num_heads_) return {};
+    const DecodeProblem& problem = params_.problem;
+    const int64_t offset = head_offset<Cfg::kRowGroups>(problem, problem.query, head) + dim;
+    return load_16_bytes<kAligned>(source_ + offset * kBytes);
   }
 
   // --- each thread loads its own fragments
 
+  template <bool kAligned>
   __device__ __forceinline__ void load_directly(Query<Cfg>& query) const {
     const int row = thread_ % 32 / 4, t = thread_ % 4;
 #pragma unroll
@@ -123,7 +132,7 @@ class QueryLoader {
         for (int half = 0; half < 2; ++half) {
           const int head = tile * 16 + half * 8 + row;
           if constexpr (Format::kFloat8Groups > 0) {
-            const uint4 dims = load_dims(head, first_dim + 16 * t);
+            const uint4 dims = load_dims<kAligned>(head, first_dim + 16 * t);
             const uint32_t words[4] = {dims.x, dims.y, dims.z, dims.w};
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
@@ -133,7 +142,7 @@ class QueryLoader {
           } else {
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
-              const uint4 dims = load_dims(head, first_dim + 32 * part + 8 * t);
+              const uint4 dims = load_dims<kAligned>(head, first_dim + 32 * part + 8 * t);
               query.value[i][2 * part][tile][half] = dims.x;
               query.value[i][2 * part][tile][half + 2] = dims.y;
               query.value[i][2 * part + 1][tile][half] = dims.z;
@@ -155,14 +164,18 @@ class QueryLoader {
   static constexpr int kPairs =
       Cfg::kHeadTile / 2 * kChunksPerHead / Cfg::kMathThreads;  // a thread
 
-  __device__ __forceinline__ bool load_scaled(Query<Cfg>& query) {
-    const int place = thread_ % kChunksPerHead, group = place / 8;
-    uint4 chunk[kPairs][2];
+  template <bool kAligned>
+  __device__ __forceinline__ void load_chunks(uint4 (&chunk)[kPairs][2]) const {
+    const int dim = thread_ % kChunksPerHead * 8;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      chunk[i][0] = load_dims(head_of(i), place * 8);
-      chunk[i][1] = load_dims(head_of(i) + 8, place * 8);
+      chunk[i][0] = load_dims<kAligned>(head_of(i), dim);
+      chunk[i][1] = load_dims<kAligned>(head_of(i) + 8, dim);
     }
+  }
+
+  __device__ __forceinline__ bool scale_chunks(uint4 (&chunk)[kPairs][2], Query<Cfg>& query) {
+    const int place = thread_ % kChunksPerHead, group = place / 8;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
 #pragma unroll
@@ -286,7 +299,7 @@ class QueryLoader {
   const DecodeParams& params_;
   SharedStorage<Cfg>& smem_;
   const uint8_t* source_;
-  int first_head_;
+  int num_heads_;
   int warp_;
   int thread_;
 };

@@ -40,8 +40,9 @@ class Softmax {
       : params_(params), smem_(smem) {}
 
   // At the beginning of a row, when smem.query_exponent is there.
-  __device__ __forceinline__ void begin(float scale, int32_t num_slots) {
-    weight_exponent_ = weight_exponent<typename Cfg::Format>(num_slots);
+  __device__ __forceinline__ void begin(float scale, const Assignment& work) {
+    weight_exponent_ = weight_exponent<typename Cfg::Format>(work.num_slots);
+    row_bit_ = 1u << row_of_head<Cfg::kRowGroups>(params_.problem, head());
     scale_ = scale * kLog2E;
     if constexpr (Cfg::Format::kHasScales) {
       const uint2 exponents = *reinterpret_cast<const uint2*>(smem_.query_exponent[head()]);
@@ -106,21 +107,25 @@ class Softmax {
       used_sum_ += __shfl_xor_sync(0xffffffffu, used_sum_, distance);
     }
     const DecodeProblem& problem = params_.problem;
-    const int global_head = work.first_head + ptx::opaque(head());
-    if (!leads() || global_head >= problem.heads) return;
+    const int my_head = ptx::opaque(head());
+    if (!leads() || my_head >= work.num_heads(problem)) return;
 
     const bool empty = sum_ == 0.0f;
     const float lse = reference_ - weight_exponent_ + log2f(sum_);
     float factor = empty ? 0.0f : __fdividef(1.0f, used_sum_);
     if (work.whole_row) {
-      const float sink = sink_of_head(problem, global_head);
+      const int row = row_of_head<Cfg::kRowGroups>(problem, my_head);
+      const int head = work.first_head + my_head - row * static_cast<int>(problem.heads);
+      const float sink = sink_of_head(problem, head);
       if (!empty && !problem.defer_sinks) factor *= share_of_row(lse, sink);
-      if (problem.lse.data != nullptr) store_lse(problem, work.row, global_head, empty, lse, sink);
+      if (problem.lse.data != nullptr) {
+        store_lse(problem, work.row + row, head, empty, lse, sink);
+      }
     } else {
-      params_.partial_lse[int64_t(work.part) * problem.heads + global_head] =
+      params_.partial_lse[int64_t(work.part) * problem.heads + work.first_head + my_head] =
           empty ? -CUDART_INF_F : lse;
     }
-    smem_.out_factor[ptx::opaque(head())] = factor;
+    smem_.out_factor[my_head] = factor;
   }
 
  private:
@@ -144,14 +149,15 @@ class Softmax {
   }
 
   // An overflow on the way here must not give inf - inf later.
-  __device__ __forceinline__ float scaled(float score, bool valid) const {
+  __device__ __forceinline__ float scaled(float score, uint8_t valid) const {
     const float finite = ptx::max_nan(ptx::min_nan(score * scale_, kMaxFloat), -kMaxFloat);
-    return valid ? finite : -CUDART_INF_F;
+    return (Cfg::kRowGroups ? valid & row_bit_ : valid) != 0 ? finite : -CUDART_INF_F;
   }
 
   const DecodeParams& params_;
   SharedStorage<Cfg>& smem_;
   float weight_exponent_;
+  uint32_t row_bit_;  // of the head's row in its group
   float scale_;
   float reference_;
   float sum_;       // of weights, for lse

@@ -64,10 +64,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> hca_metadata(const Tensor& sparse_ind
 
 int64_t workspace_size(int64_t num_rows, int64_t num_heads, int64_t swa_width,
                        int64_t compressed_width, const std::optional<torch::stable::Device>& device,
-                       bool batch_invariant) {
+                       bool batch_invariant, int64_t table_rows) {
   DecodeShape shape;
   shape.device = to_device(device);
   shape.rows = num_rows;
+  shape.table_rows = table_rows;
   shape.heads = num_heads;
   shape.window_slots = swa_width;
   shape.compressed_slots = compressed_width;

@@ -62,7 +62,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> hca_metadata(const Tensor& sparse_ind
                                                         int64_t num_pages);
 int64_t workspace_size(int64_t num_rows, int64_t num_heads, int64_t swa_width,
                        int64_t compressed_width, const std::optional<torch::stable::Device>& device,
-                       bool batch_invariant);
+                       bool batch_invariant, int64_t table_rows);
 std::string supports(int64_t num_heads, ScalarType query_dtype, const std::string& kv_format,
                      bool page_table, const std::optional<torch::stable::Device>& device);
 std::string build_info();

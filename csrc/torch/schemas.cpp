@@ -43,7 +43,7 @@ STABLE_TORCH_LIBRARY(dsv4, m) {
   m.def(
       "workspace_size(int num_rows, int num_heads, int swa_width, int compressed_width=0, *, "
       "Device? device=None, "
-      "bool batch_invariant=False) -> int");
+      "bool batch_invariant=False, int table_rows=1) -> int");
   m.def(
       "supports(int num_heads, *, ScalarType query_dtype, str kv_format, bool page_table=False, "
       "Device? device=None) -> str");

@@ -3,11 +3,10 @@
 //
 // Every function here
 //   * is thread-safe, never prints, never throws, and keeps no state that a caller could see;
-//   * checks its arguments before it touches memory: a Status that is not ok leaves every buffer as
-//   it was;
+//   * checks its arguments before it touches memory: a Status that is not ok leaves all buffers as
+//     they were;
 //   * on a GPU only enqueues work on `stream`: no synchronization, no allocation, no host read of
-//   device
-//     data, launch shapes that depend on shapes only, so a call can be captured in a CUDA graph.
+//     device data, launch shapes that depend on shapes only, so a CUDA graph can capture a call.
 // On the CPU it runs to the end before it returns. Pointers of one call all belong to `device`.
 //
 // Strides count elements unless the name says bytes. The last dimension of query, out, caches and
@@ -55,10 +54,9 @@ struct Device {
 enum class DType : int32_t { kBFloat16 = 0, kFloat8E4M3 = 1, kFloat32 = 2 };
 
 enum class KvFormat : int32_t {
-  kBFloat16 = 0,  // [.., 512] bf16
-  kFloat8E4M3 =
-      1,        // [.., 512] e4m3, one scale for the tensor, which the caller folds into the scales
-  kPacked = 2,  // PackedPage of kv_format.h
+  kBFloat16 = 0,    // [.., 512] bf16
+  kFloat8E4M3 = 1,  // [.., 512] e4m3, one scale for all, which the caller folds into the scales
+  kPacked = 2,      // PackedPage of kv_format.h
 };
 
 enum class IndexForm : int32_t {
@@ -100,9 +98,10 @@ struct Segment {
   IndexForm index_form = IndexForm::kTokenRows;
   const int32_t* indices = nullptr;  // [batch, q_len, columns]; null: the segment is absent
   int64_t index_batch_stride = 0;
-  int64_t index_row_stride = 0;
-  int64_t columns = 0;  // slots (token rows) or pages (page table) a row
-  LengthView length;    // in slots, for both index forms
+  int64_t index_row_stride = 0;  // 0: one table a request; in the compressed segment, GPUs then
+                                 // read each of its keys once for several rows
+  int64_t columns = 0;           // slots (token rows) or pages (page table) a row
+  LengthView length;             // in slots, for both index forms
 };
 
 // Row (b, i) is query i of batch entry b. Varlen queries are q_len = 1 with batch = all rows.
@@ -167,7 +166,8 @@ struct DecodeProblem {
 // The shape of a decode, as far as workspace and plan depend on it.
 struct DecodeShape {
   Device device;
-  int64_t rows = 0;  // batch * q_len
+  int64_t rows = 0;        // batch * q_len
+  int64_t table_rows = 1;  // neighbours with one compressed table: q_len, if index_row_stride is 0
   int64_t heads = 0;
   int64_t window_slots = 0;      // width of the window table
   int64_t compressed_slots = 0;  // width of the compressed table, in slots
@@ -189,8 +189,8 @@ DSV4_API Status supports(const DecodeProblem& problem);
 
 // Merges partial results of the same queries over disjoint sets of slots (context parallelism,
 // splits):
-//   weight_i = exp(lse_i) / sum exp(lse),  out = scale2 * sum_i weight_i out_i * (sinks applied
-//   once)
+//   weight_i = exp(lse_i) / sum exp(lse),   out = scale2 * sum_i weight_i out_i
+// with the sinks applied once.
 // Partials with lse = -inf or +inf hold no slot; their out may hold anything, NaN too.
 struct MergeProblem {
   Device device;
@@ -221,8 +221,9 @@ struct MutablePoolView {
 };
 
 // Writes one bf16 row of 512 to each named slot of a cache, quantising as the format asks:
-//   packed  scale = 2^ceil(log2(max(amax, 1e-4) / 448)) for each 64 NoPE values, round to nearest
-//   even e4m3    value = x / scale, round to nearest even, saturating at +-448
+//   packed  scale = 2^ceil(log2(max(amax, 1e-4) / 448)) for each 64 NoPE values
+//   e4m3    value = x / scale, saturating at +-448
+// both rounded to nearest even.
 // A negative slot, or one past the end, is skipped. Of several rows for one slot, one wins.
 // Nothing but the named slots' bytes is written.
 struct AppendProblem {

@@ -147,7 +147,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
         query                        [B, Q, H, 512]
         caches                       512 wide, of the query's dtype
         hca_swa_indices              [rows, 128] window slots; swa_topk_lens [rows], 0..128 count
-        hca_compressed_block_tables  [rows, pages] page numbers of compressed_kv_cache
+        hca_compressed_block_tables  [rows, pages] page numbers of compressed_kv_cache; or
+                                     [B, pages], one table for the rows of a request (below)
         sparse_topk_lens             [rows]: 128 + number of compressed slots that count
         hca_seq_lens                 [B]: 128 + backing compressed slots. A schedule hint that is
                                      checked for shape and never changes a result
@@ -167,6 +168,11 @@ def trtllm_batch_decode_sparse_mla_dsv4(
         sparse_topk_lens and seq_lens, else token-sparse.
 
     rows is B * Q, or the first dimension of a 3-D query. Tables and lengths are int32.
+
+    Several rows of a request (MTP, speculative decoding) with one compressed table: where the table
+    says so, as [B, pages], or as [B, Q, W] expanded over Q (stride 0), a GPU reads a key once for
+    up to 8 rows whose heads fit into one tile of its tensor cores. Lengths and windows stay each
+    row's own. `dsv4.workspace_size` wants to know (table_rows).
 
     Parameters
     ----------
@@ -189,7 +195,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     enable_pdl           programmatic dependent launch where the GPU has it; None: yes. No effect on
                          results
     hca_is_causal        must be True
-    hca_use_persistent   accepted with the HCA form, no effect: blocks go from row to row
+    hca_use_persistent   accepted with the HCA form, no effect: blocks go from row to row, of which
+                         there may be any number (csrc/sm120/measured.md: the other way is slower)
     lse                  float32, the shape of query without its last dimension, any strides;
                          written if given, allocated if None and return_lse
     return_lse           return (out, lse) instead of out
@@ -488,11 +495,15 @@ def _hca(
     check_tensor(hca_swa_indices, "hca_swa_indices", (rows, WINDOW), torch.int32, query.device)
     check_is_tensor(hca_compressed_block_tables, "hca_compressed_block_tables")
     shape = hca_compressed_block_tables.shape
-    if len(shape) != 2 or shape[0] != rows or shape[1] < 1:
+    if len(shape) != 2 or shape[0] not in (rows, batch) or shape[1] < 1:
+        or_shorter = "" if rows == batch else f" or [{batch}, pages]"
         raise ValueError(
-            f"hca_compressed_block_tables: expected shape [{rows}, pages] with 1 or more pages, "
-            f"got {list(shape)}"
+            f"hca_compressed_block_tables: expected shape [{rows}, pages]{or_shorter} with 1 or "
+            f"more pages, got {list(shape)}"
         )
+    if shape[0] != rows:
+        per_request = hca_compressed_block_tables.unsqueeze(1)
+        hca_compressed_block_tables = per_request.expand(batch, q_len, -1)
     # The operator never sees hca_seq_lens: nothing in a result depends on it.
     check_tensor(hca_seq_lens, "hca_seq_lens", (batch,), torch.int32, query.device)
     check_tensor(sparse_topk_lens, "sparse_topk_lens", (rows,), torch.int32, query.device)

@@ -75,6 +75,7 @@ def workspace_size(
     *,
     device: torch.device | str | None = None,
     batch_invariant: bool = False,
+    table_rows: int = 1,
 ) -> int:
     """Bytes of workspace with which a decode of this shape is fastest.
 
@@ -84,9 +85,11 @@ def workspace_size(
     compressed_width   columns of the compressed table, in slots (HCA: pages * page_size)
     device             None: the CPU
     batch_invariant    for decodes that fix their splits
+    table_rows         neighbouring query rows that have one compressed table: Q, if the table is
+                       given once a request
 
     Less is allowed, down to none. For a pool of shapes take the largest.
-    Raises ValueError for a negative size.
+    Raises ValueError for a negative size, and for table_rows below 1.
     """
     return call(
         operators().workspace_size.default,
@@ -96,6 +99,7 @@ def workspace_size(
         compressed_width,
         device=None if device is None else torch.device(device),
         batch_invariant=batch_invariant,
+        table_rows=table_rows,
     )
 
 

@@ -75,9 +75,12 @@ std::string decode_on(bool cuda, int32_t index, int64_t heads) {
 }
 
 dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t blocks,
-                             bool batch_invariant, std::optional<size_t> workspace_bytes) {
+                             bool batch_invariant, std::optional<size_t> workspace_bytes,
+                             int64_t table_rows, int64_t window_slots) {
   dsv4::ScheduleInput input;
   input.rows = rows;
+  input.table_rows = table_rows;
+  input.window_slots = window_slots;
   input.heads = heads;
   input.compressed_slots = slots;
   input.blocks = blocks;
@@ -107,13 +110,17 @@ PYBIND11_MODULE(dsv4_host_tests, m) {
       .def_readonly("num_head_tiles", &dsv4::Schedule::num_head_tiles)
       .def_readonly("head_tile", &dsv4::Schedule::head_tile)
       .def_readonly("unit_slots", &dsv4::Schedule::unit_slots)
+      .def_readonly("group_rows", &dsv4::Schedule::group_rows)
+      .def_readonly("num_groups", &dsv4::Schedule::num_groups)
+      .def_readonly("groups_of_table", &dsv4::Schedule::groups_of_table)
       .def_readonly("balanced", &dsv4::Schedule::balanced)
       .def_readonly("partial_lse_offset", &dsv4::Schedule::partial_lse_offset)
       .def_readonly("row_parts_offset", &dsv4::Schedule::row_parts_offset)
       .def_readonly("workspace_bytes", &dsv4::Schedule::workspace_bytes);
   m.def("make_schedule", &make_schedule, py::kw_only(), py::arg("rows"), py::arg("heads"),
         py::arg("slots"), py::arg("blocks"), py::arg("batch_invariant") = false,
-        py::arg("workspace_bytes") = py::none());
+        py::arg("workspace_bytes") = py::none(), py::arg("table_rows") = 1,
+        py::arg("window_slots") = 0);
   py::class_<dsv4::Plan>(m, "Plan")
       .def_readonly("head_block", &dsv4::Plan::head_block)
       .def_readonly("num_head_blocks", &dsv4::Plan::num_head_blocks)

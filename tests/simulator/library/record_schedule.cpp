@@ -21,9 +21,9 @@ dsv4::Schedule MAKE_SCHEDULE(__wrap_)(const dsv4::ScheduleInput& input,
   if (state.options.count) {
     state.schedule_records.push_back(dsv4::simulator::text(
         "{\"num_shares\": %d, \"num_head_tiles\": %d, \"head_tile\": %d, \"unit_slots\": %d, "
-        "\"balanced\": %s}",
+        "\"group_rows\": %d, \"balanced\": %s}",
         schedule.num_shares, schedule.num_head_tiles, schedule.head_tile, schedule.unit_slots,
-        schedule.balanced ? "true" : "false"));
+        schedule.group_rows, schedule.balanced ? "true" : "false"));
   }
   return schedule;
 }

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sm120/decode.cuh"
+
+namespace dsv4::sm120 {
+
+Status launch_decode_e4m3_groups(const DecodeParams& params, Stream stream) {
+  return launch_decode<Float8Format, true>(params, stream);
+}
+
+}  // namespace dsv4::sm120
