@@ -43,10 +43,12 @@ from dsv4.bench import (
     Call,
     Pools,
     clocks,
+    kv_bytes,
     make_steps,
     num_copies,
     operator_call,
     random_cache,
+    with_one_table,
 )
 from dsv4.kv_cache import HEAD_DIM, NOPE_DIM, QUANT_GROUP, WINDOW, append_kv_cache, empty_kv_cache
 from dsv4.step import (
@@ -86,7 +88,7 @@ TFLOP/s: 4 x 512 x slots x heads / time. error: largest |out - float64| / larges
 where dsv4.reference's tolerance is broken.
 A: window of 128 slots (2 pages of 64). B, C: and 512, 1024 slots anywhere (pages of 64). D: and
 1024 consecutive slots (pages of 2). E, F: and 8192 slots in random pages of 2, of 128.
-Peer: {peer}. ratio: its time / dsv4's."""
+{rows_of_request}Peer: {peer}. ratio: its time / dsv4's."""
 METHOD_APPEND = """\
 GB/s: bytes of the rows, of their slots and of the slot numbers / time. copy: torch copies as many
 bytes, half of them read and half written; of copy: its time / dsv4's. Slots are anywhere in pages
@@ -97,6 +99,12 @@ BETWEEN = {
     False: "A call may begin while the one before it ends, if it allows that (--separate).",
     True: "A kernel that does nothing parts the calls; its time is taken off.",
 }
+
+
+METHOD_ROWS = """\
+A request has {q_len} rows with their own windows and the same compressed slots, which count once in
+GB/s and floor. us: with a table a request. own: the time with a table a row / that with one.
+"""
 
 
 class Case(NamedTuple):
@@ -178,12 +186,13 @@ class _FlashMla:
 
 def peer_calls(peer: Peer, steps: Sequence[Step]) -> list[Call]:
     runs: list[Any] = []
+    query = steps[0].query.flatten(0, -3)[:, None]  # each row as a request of its own
     for step in steps:
         first, second = step.window, step.compressed
         extra = (None,) * 3 if second is None else (second.cache, second.table, second.lens)
         runs.append(
             peer.prepare(
-                step.query,
+                query,
                 first.cache,
                 first.table,
                 first.lens,
@@ -210,14 +219,15 @@ class Verdict(NamedTuple):
 
 def check(out: Tensor, step: Step) -> Verdict:
     """A time of a wrong result means nothing: some rows against float64."""
-    batch = len(out)
-    rows = torch.linspace(0, batch - 1, min(batch, CHECKED_ROWS)).long().to(out.device)
+    out = out.flatten(0, -3)
+    num_rows = len(out)
+    rows = torch.linspace(0, num_rows - 1, min(num_rows, CHECKED_ROWS)).long().to(out.device)
 
     def some(segment: Segment) -> Segment:
         return segment._replace(table=segment.table[rows], lens=segment.lens[rows])
 
     few = step._replace(
-        query=step.query[rows],
+        query=step.query.flatten(0, -3)[rows],
         window=some(step.window),
         compressed=None if step.compressed is None else some(step.compressed),
     )
@@ -245,11 +255,18 @@ def run_decode(
 ) -> dict[str, object]:
     config = CONFIGS[case.config]
     cold_bytes = 0 if options.check_only else COLD * l2_bytes(pools.device)
-    copies = num_copies(config, case.format, case.batch, cold_bytes)
-    steps = make_steps(config, case.heads, case.batch, copies, pools)
+    q_len = options.q_len
+    copies = num_copies(config, case.format, case.batch, cold_bytes, q_len)
+    steps = make_steps(config, case.heads, case.batch, copies, pools, q_len)
     out = torch.empty(steps[0].query.shape, dtype=torch.bfloat16, device=pools.device)
-    scratch = workspace(steps[0])
-    variants = {"dsv4": [operator_call(step, out, scratch) for step in steps]}
+
+    def calls_of(steps: Sequence[Step]) -> list[Call]:
+        scratch = workspace(steps[0])
+        return [operator_call(step, out, scratch) for step in steps]
+
+    variants = {"dsv4": calls_of([with_one_table(step) for step in steps])}
+    if q_len > 1:
+        variants["own"] = calls_of(steps)
 
     out.fill_(math.nan)
     variants["dsv4"][0]()
@@ -264,7 +281,7 @@ def run_decode(
         if peer_verdict.ok:
             variants["peer"] = calls
 
-    us = dict.fromkeys(("dsv4", "peer"), math.nan)
+    us = dict.fromkeys(("dsv4", "own", "peer"), math.nan)
     if verdicts[0].ok and not options.check_only:
         rounds = -(-FEWEST_CALLS // copies)
         rotating = {name: calls * rounds for name, calls in variants.items()}
@@ -274,8 +291,8 @@ def run_decode(
         if pools.device.type == "cuda":  # of the last call in the graph
             verdicts.append(check(out, steps[-1]))
 
-    slots = case.batch * (WINDOW + config.width)
-    num_bytes = slots * SLOT_BYTES[case.format]
+    slots = case.batch * q_len * (WINDOW + config.width)
+    num_bytes = kv_bytes(config, case.format, case.batch, q_len)
     return {
         **case._asdict(),
         "slots": f"{WINDOW}+{config.width}",
@@ -286,6 +303,7 @@ def run_decode(
         "tflop_per_s": 4 * HEAD_DIM * slots * case.heads / us["dsv4"] / 1e6,
         "error": max(verdict.error for verdict in verdicts),
         "ok": all(verdict.ok for verdict in verdicts),
+        "own": us["own"] / us["dsv4"],
         "peer_us": us["peer"],
         "ratio": us["peer"] / us["dsv4"],
         "peer_error": peer_verdict.error,
@@ -295,7 +313,7 @@ def run_decode(
 
 DECODE_HEAD = (
     f"{'':1} {'KV':6} {'heads':>5} {'B':>4} {'slots':>8} {'us':>9} {'GB/s':>5} {'floor':>5} "
-    f"{'TFLOP/s':>7} {'error':>7} {'peer us':>9} {'ratio':>6}"
+    f"{'TFLOP/s':>7} {'error':>7} {'own':>6} {'peer us':>9} {'ratio':>6}"
 )
 
 
@@ -308,7 +326,8 @@ def decode_line(row: dict[str, object]) -> str:
             f"{row['us']:9.2f} {row['gb_per_s']:5.0f} {100 * row['floor_share']:4.0f}% "
             f"{row['tflop_per_s']:7.1f} "
         )
-    text += f"{row['error']:7.1e}"
+    text += f"{row['error']:7.1e} "
+    text += " " * 6 if math.isnan(row["own"]) else f"{row['own']:5.2f}x"
     if not math.isnan(row["ratio"]):
         text += f" {row['peer_us']:9.2f} {row['ratio']:5.2f}x"
     if not row["ok"]:
@@ -460,6 +479,7 @@ def _print_rules(options: argparse.Namespace, device: torch.device, peer: Peer |
             times=COLD,
             bandwidth=options.gather_bandwidth,
             rows=CHECKED_ROWS,
+            rows_of_request=METHOD_ROWS.format(q_len=options.q_len) if options.q_len > 1 else "",
             peer="none" if peer is None else peer.name,
         )
     print_head(
@@ -501,6 +521,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--batches", type=numbers, default=[1, 2, 4, 16, 32, 64, 128, 256], metavar="N,..."
+    )
+    parser.add_argument(
+        "--q-len", type=int, default=1, metavar="N", help="query rows a request (%(default)s)"
     )
     parser.add_argument(
         "--format", type=names(FORMATS), dest="formats", default=["packed"], metavar="NAME,...",

@@ -210,29 +210,35 @@ def _make_e4m3(codes: Tensor, base: int) -> None:
     codes.bitwise_and_(0x9F).add_(base)
 
 
-def make_steps(config: Config, heads: int, batch: int, copies: int, pools: Pools) -> list[Step]:
+def make_steps(
+    config: Config, heads: int, batch: int, copies: int, pools: Pools, q_len: int = 1
+) -> list[Step]:
     """`copies` decodes of the same query over different slots.
 
-    Query and lengths are one tensor for all: those an engine finds in L2, the KV it does not.
+    Query and lengths are one tensor for all: those an engine finds in L2, the KV it does not. The
+    q_len rows of a request have the same compressed slots, each in a table of its own.
     """
-    device, format, rows = pools.device, pools.format, batch * copies
-    query = torch.randn(batch, 1, heads, HEAD_DIM, device=device)
+    device, format, rows = pools.device, pools.format, batch * q_len
+    query = torch.randn(batch, q_len, heads, HEAD_DIM, device=device)
     is_e4m3 = format == "e4m3"
     query = (query / QUERY_SCALE).to(torch.float8_e4m3fn) if is_e4m3 else query.to(torch.bfloat16)
 
-    def segments(name: str, width: int, page_size: int, run: int, by_page: bool) -> list[Segment]:
-        table = pools.tables(rows, width, run)
+    def segments(
+        name: str, width: int, page_size: int, run: int, by_page: bool, rows_each: int
+    ) -> list[Segment]:
+        table = pools.tables(rows // rows_each * copies, width, run)
         if by_page:
             table = table[:, ::page_size] // page_size
-        lens = torch.full((batch,), width, dtype=torch.int32, device=device)
+        table = table.repeat_interleave(rows_each, 0)
+        lens = torch.full((rows,), width, dtype=torch.int32, device=device)
         cache = pools.cache(name, page_size)
-        return [Segment(cache, part.contiguous(), lens, by_page) for part in table.split(batch)]
+        return [Segment(cache, part.contiguous(), lens, by_page) for part in table.split(rows)]
 
-    windows = segments("window", WINDOW, WINDOW_PAGE, WINDOW_PAGE, False)
+    windows = segments("window", WINDOW, WINDOW_PAGE, WINDOW_PAGE, False, 1)
     compressed: Sequence[Segment | None] = [None] * copies
     if config.width > 0:
         compressed = segments(
-            "compressed", config.width, config.page_size, config.run, config.by_page(format)
+            "compressed", config.width, config.page_size, config.run, config.by_page(format), q_len
         )
     scale1 = SOFTMAX_SCALE * (QUERY_SCALE * KV_SCALE if is_e4m3 else 1.0)
     scale2 = KV_SCALE if is_e4m3 else 1.0
@@ -242,9 +248,24 @@ def make_steps(config: Config, heads: int, batch: int, copies: int, pools: Pools
     ]
 
 
-def num_copies(config: Config, format: str, batch: int, cold_bytes: int) -> int:
+def with_one_table(step: Step) -> Step:
+    """The same step, whose requests have one compressed table for their rows."""
+    if step.compressed is None:
+        return step
+    batch, q_len = step.query.shape[:2]
+    tables = step.compressed.table[::q_len].contiguous()
+    shared = tables[:, None].expand(batch, q_len, -1)
+    return step._replace(compressed=step.compressed._replace(table=shared))
+
+
+def kv_bytes(config: Config, format: str, batch: int, q_len: int = 1) -> int:
+    """Bytes of a step's slots."""
+    return batch * (q_len * WINDOW + config.width) * SLOT_BYTES[format]
+
+
+def num_copies(config: Config, format: str, batch: int, cold_bytes: int, q_len: int = 1) -> int:
     """Copies of a problem whose KV takes `cold_bytes`, 2 at least."""
-    return max(2, -(-cold_bytes // (batch * (WINDOW + config.width) * SLOT_BYTES[format])))
+    return max(2, -(-cold_bytes // kv_bytes(config, format, batch, q_len)))
 
 
 def operator_call(step: Step, out: Tensor, scratch: Tensor) -> Call:

@@ -29,12 +29,14 @@ def step(
     *,
     page_sizes: tuple[int, int] = (64, 64),
     varlen: bool = False,
+    one_table: bool = False,
 ) -> Step:
     """A random step of one of the forms of `dsv4.step.arguments`.
 
     q_lens       query rows of each request, all alike unless varlen
     width        compressed slots a row; 0: a window only
     page_sizes   of the window's pool and of the compressed one
+    one_table    the rows of a request have one compressed table
     """
     rows = sum(q_lens)
     if form == "token-sparse":
@@ -46,7 +48,11 @@ def step(
     compressed = None
     if width > 0:
         lens = _lengths(rows, width).roll(1)
-        compressed = segment(lens, width, page_sizes[1], format, by_page=form == "HCA")
+        longest = lens.view(len(q_lens), -1).amax(1) if one_table else lens
+        compressed = segment(longest, width, page_sizes[1], format, by_page=form == "HCA")
+        if one_table:
+            tables = compressed.table[:, None].expand(-1, q_lens[0], -1)
+            compressed = compressed._replace(table=tables, lens=lens)
     query = query_rows(rows, heads, format)
     cum_seq_lens_q = torch.tensor([0, *q_lens]).cumsum(0).to(torch.int32)
     return Step(

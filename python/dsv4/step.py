@@ -39,14 +39,15 @@ class Segment(NamedTuple):
     """One of the two runs of slots that a query row attends to."""
 
     cache: Tensor  # [pages, page_size, 584 or 512]
-    table: Tensor  # [rows, columns] int32: slots, or pages
+    table: Tensor  # [rows, columns] int32: slots, or pages. Or one for all rows of a request,
+    # which is [requests, q_len, columns]
     lens: Tensor  # [rows] int32: how many slots count
     is_page_table: bool = False
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """[rows, width] slot numbers, 0 where there is a hole, and whether there is none."""
         page_size = self.cache.shape[1]
-        slots = self.table.long()
+        slots = self.table.flatten(0, -2).long()
         if self.is_page_table:
             slots = reference.page_slots(slots, page_size)
         column = torch.arange(slots.shape[1], device=slots.device)
@@ -77,9 +78,15 @@ class Step(NamedTuple):
     def widths(self) -> list[int]:
         """Slots a row of each table."""
         return [
-            segment.table.shape[1] * (segment.cache.shape[1] if segment.is_page_table else 1)
+            segment.table.shape[-1] * (segment.cache.shape[1] if segment.is_page_table else 1)
             for segment in self.segments()
         ]
+
+    def rows_per_table(self) -> int:
+        """Rows of a request that have one compressed table."""
+        if self.compressed is None or self.compressed.table.dim() == 2:
+            return 1
+        return self.compressed.table.shape[1]
 
     def num_slots(self) -> int:
         return sum(int(segment.slots()[1].sum()) for segment in self.segments())
@@ -106,7 +113,7 @@ def arguments(form: str, step: Step) -> dict[str, object]:
         if compressed is not None:
             result |= {
                 "compressed_kv_cache": compressed.cache,
-                "extra_sparse_indices": compressed.table,
+                "extra_sparse_indices": _with_one_table(compressed.table),
                 "extra_sparse_topk_lens": compressed.lens,
             }
     elif form == "token-sparse":
@@ -129,12 +136,19 @@ def arguments(form: str, step: Step) -> dict[str, object]:
             "backend": "cute-dsl",
             "hca_swa_indices": window.table,
             "swa_topk_lens": window.lens,
-            "hca_compressed_block_tables": compressed.table,
+            "hca_compressed_block_tables": (
+                compressed.table if compressed.table.dim() == 2 else compressed.table[:, 0]
+            ),
             "sparse_topk_lens": visible,
             "hca_seq_lens": visible.view(len(step.query), -1)[:, -1].contiguous(),
             "compressed_kv_cache": compressed.cache,
         }
     return result
+
+
+def _with_one_table(table: Tensor) -> Tensor:
+    """Expanded over the rows of a request, which a copy to another device is not."""
+    return table if table.dim() == 2 else table[:, :1].expand_as(table)
 
 
 def empty_pool(
@@ -153,7 +167,9 @@ def empty_pool(
 def workspace(step: Step) -> Tensor:
     """As many bytes as the step is fastest with."""
     heads, device = step.query.shape[-2], step.query.device
-    size = dsv4.workspace_size(step.rows(), heads, *step.widths(), device=device)
+    size = dsv4.workspace_size(
+        step.rows(), heads, *step.widths(), device=device, table_rows=step.rows_per_table()
+    )
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 

@@ -180,6 +180,19 @@ def big_batch(check: Check) -> Iterator[Trial]:
         yield _decoded(check, f"{heads} heads, {check.sizes.batch} rows", "packed", step)
 
 
+def one_table(check: Check) -> Iterator[Trial]:
+    """Four rows a request with one compressed table, and heads that leave room for several."""
+    heads, requests = check.sizes.heads[1], check.sizes.batch // 4
+    for form, format in FORMS_OF_FORMATS:
+        if form != "token-sparse":  # whose table has the windows, too
+            step = hostile.step(
+                form, format, heads, [4] * requests, 2 * check.sizes.width, one_table=True
+            )
+            yield _decoded(
+                check, f"{form} {format}, {heads} heads, {requests} x 4 rows", form, step
+            )
+
+
 def call_options(check: Check) -> Iterator[Trial]:
     heads, q_lens = check.sizes.usual_heads(), [2] * check.sizes.requests
     for form, format in FORMS_OF_FORMATS:
@@ -468,6 +481,7 @@ FORMS = {
     "flash-mla": Form("flash_mla_with_kvcache", flash_mla),
     "long": Form("one row in many blocks", long_row),
     "batch": Form("more rows than blocks", big_batch),
+    "one-table": Form("one table for several rows", one_table),
     "options": Form("sinks, scales, lse, workspace", call_options),
     "loop": Form("appends and decodes, PDL", append_and_decode),
     "graph": Form("CUDA graphs, new lengths", graph_replay, needs_gpu=True),
