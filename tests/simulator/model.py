@@ -9,6 +9,9 @@ Tables, as Markdown:
     times     the largest of them alone, a line for heads and width
     error     times measured on an H200, as csrc/sm120/measured.md has them, over modelled ones
 
+With --q-len, each request has so many rows, and one compressed table for them, which an engine may
+decode in groups (csrc/cuda/schedule.h); a group counts as a row of more slots.
+
 A cluster of the decode kernel is run twice on one row, with two widths: their difference is what
 slots cost, the rest is what a row costs. The library says how it would cut each decode of the
 tables for that GPU; the share that takes longest counts. Each pipe is taken as if it were the only
@@ -98,10 +101,12 @@ class Cost:
         return {pipe: of_slot[pipe] * slots + of_row[pipe] * rows for pipe in of_slot}
 
 
-def cost_of(narrow: report.Counters, wide: report.Counters, ctas: int) -> Cost:
-    """From a row of each of WIDTHS."""
+def cost_of(
+    narrow: report.Counters, wide: report.Counters, ctas: int, slots: int = WIDTHS[0]
+) -> Cost:
+    """From a row of each of WIDTHS, the narrow one of which has so many slots."""
     slot = scaled(report.difference(wide, narrow), 1 / (WIDTHS[1] - WIDTHS[0]))
-    return Cost(ctas, slot, report.difference(narrow, scaled(slot, WIDTHS[0])))
+    return Cost(ctas, slot, report.difference(narrow, scaled(slot, slots)))
 
 
 def scaled(counters, factor: float):
@@ -121,6 +126,7 @@ class Case(NamedTuple):
     heads: int
     width: int
     batch: int
+    q_len: int = 1  # rows of a request, which have one compressed table
 
 
 class Schedule(NamedTuple):
@@ -130,6 +136,7 @@ class Schedule(NamedTuple):
     num_head_tiles: int
     head_tile: int
     unit_slots: int
+    group_rows: int
     balanced: bool
 
 
@@ -187,8 +194,19 @@ class Modelled(NamedTuple):
         return alone + max(self.pipes[pipe] for pipe in transfer) + self.combine
 
 
+def num_groups(case: Case, group_rows: int) -> int:
+    return case.batch * -(-case.q_len // group_rows)
+
+
+def slots_of_group(width: int, group_rows: int) -> int:
+    """The windows of all its rows, and their compressed slots once."""
+    return (group_rows - 1) * WINDOW + width
+
+
 def model(case: Case, schedule: Schedule, cost: Cost, gpu: report.Gpu) -> Modelled:
-    shares = set(shares_of(schedule, case.batch, case.width))
+    groups = num_groups(case, schedule.group_rows)
+    width = slots_of_group(case.width, schedule.group_rows)
+    shares = set(shares_of(schedule, groups, width))
     ctas = schedule.num_shares * schedule.num_head_tiles * cost.ctas
     rounds = -(-ctas // gpu.sms)
     clocks = [cost.clocks(gpu, share.slots, share.rows) for share in shares]
@@ -196,12 +214,12 @@ def model(case: Case, schedule: Schedule, cost: Cost, gpu: report.Gpu) -> Modell
         pipe: rounds * max(share[pipe] for share in clocks) / gpu.clocks_per_second * 1e6
         for pipe in clocks[0]
     }
-    # Slots come from memory for one tile of heads, and from L2 for the others.
-    row_bytes = (
-        memory_bytes(cost.slot) * case.width + memory_bytes(cost.row) * schedule.num_head_tiles
-    )
-    pipes[MEMORY] = case.batch * row_bytes / gpu.bytes_per_second * 1e6
-    parts = num_partial_results(schedule, case.batch, case.width) * case.heads
+    # Slots come from memory for one tile of heads and one row of a request, and from L2 for the
+    # others.
+    slots = case.batch * slots_of_group(case.width, case.q_len)
+    row_bytes = groups * memory_bytes(cost.row) * schedule.num_head_tiles
+    pipes[MEMORY] = (memory_bytes(cost.slot) * slots + row_bytes) / gpu.bytes_per_second * 1e6
+    parts = num_partial_results(schedule, groups, width) * case.heads * schedule.group_rows
     moved = 2 * parts * PARTIAL_BYTES  # written and read
     l2_bytes_per_second = L2_BYTES_PER_CLOCK * gpu.sms * gpu.clocks_per_second
     return Modelled(pipes, moved / l2_bytes_per_second * 1e6, parts > 0)
@@ -237,19 +255,20 @@ def decode(case: Case, lens: Tensor | None, whole_rows: bool, run: int) -> None:
     runs = torch.randperm(cache.shape[0] * PAGE_SIZE // run)
     first = runs.repeat(-(-case.width // (runs.numel() * run)))[:, None] * run
     slots = (first + torch.arange(run)).flatten()[: case.width].to(torch.int32)
-    table = slots.repeat(case.batch, 1)
-    second = (cache, table[:, WINDOW:], lens) if case.width > WINDOW else ()
-    shape = case.batch, 1, case.heads, HEAD_DIM
+    rows = case.batch * case.q_len
+    windows = slots[:WINDOW].repeat(rows, 1)
+    tables = slots[WINDOW:].repeat(case.batch, 1)[:, None].expand(-1, case.q_len, -1)
+    second = (cache, tables, lens) if case.width > WINDOW else ()
+    shape = case.batch, case.q_len, case.heads, HEAD_DIM
     dtype = torch.float8_e4m3fn if case.format == "e4m3" else torch.bfloat16
-    widths = case.batch, case.heads, WINDOW, case.width - WINDOW
-    num_bytes = 0 if whole_rows else torch.ops.dsv4.workspace_size(*widths)
+    widths = rows, case.heads, WINDOW, case.width - WINDOW
+    num_bytes = 0 if whole_rows else torch.ops.dsv4.workspace_size(*widths, table_rows=case.q_len)
     torch.ops.dsv4.sparse_mla_decode.out(
         torch.randn(shape, dtype=torch.bfloat16).to(dtype),
-        *(cache, table[:, :WINDOW], lens),
+        *(cache, windows, lens),
         *second,
         workspace=torch.empty(num_bytes, dtype=torch.uint8),
         bmm1_scale=HEAD_DIM**-0.5,
-        batch_invariant=whole_rows,
         out=torch.empty(shape, dtype=torch.bfloat16),
     )
 
@@ -263,38 +282,56 @@ class Library:
         self.engine = engine_name
         self.run = run
         self.gpu = report.GPUS[GPU_OF_ENGINE[engine_name]]
-        self._costs: dict[tuple[str, int], dict[int, Cost]] = {}
+        self._costs: dict[tuple[str, int, int], dict[tuple[int, int], Cost]] = {}
 
     def schedule(self, case: Case, whole_rows: bool = False) -> Schedule:
         """How the library would cut it. Nothing runs: that follows from shapes."""
-        nothing = torch.zeros(case.batch, dtype=torch.int32)
+        nothing = torch.zeros(case.batch * case.q_len, dtype=torch.int32)
         return self.record(case, nothing, whole_rows, clusters=0)[0]
 
     def cost(self, case: Case, schedule: Schedule) -> Cost:
-        costs = self.costs(case.format, case.heads)
-        if schedule.head_tile not in costs:
-            costs |= self._cost_of_rows(case.format, case.heads, case.batch)
-        if schedule.head_tile not in costs:
+        costs = self.costs(case.format, case.heads, case.q_len)
+        key = schedule.head_tile, schedule.group_rows
+        if key not in costs:
+            costs |= self._cost_of_rows(case.format, case.heads, case.batch, case.q_len)
+        if key not in costs and schedule.group_rows == 1:
+            costs |= self.costs(case.format, case.heads)
+        if key not in costs:
             raise SystemExit(f"{case}: no decode of whole rows has tiles of {schedule.head_tile}")
-        return costs[schedule.head_tile]
+        return costs[key]
 
-    def costs(self, format: str, heads: int) -> dict[int, Cost]:
-        """By the heads of a tile: of the kernels that serve a single row, and many."""
-        key = format, heads
+    def costs(self, format: str, heads: int, q_len: int = 1) -> dict[tuple[int, int], Cost]:
+        """By the heads of a tile and the rows of a group: of the kernels that serve a single
+        request, and many."""
+        key = format, heads, q_len
         if key not in self._costs:
-            one, many = (self._cost_of_rows(*key, rows) for rows in (1, self.gpu.sms))
+            one, many = (self._cost_of_rows(format, heads, n, q_len) for n in (1, self.gpu.sms))
             self._costs[key] = one | many
         return self._costs[key]
 
-    def _cost_of_rows(self, format: str, heads: int, rows: int) -> dict[int, Cost]:
-        """Of the kernel that serves so many rows; of their first tile, which is the fullest."""
-        case = Case(format, heads, WIDTHS[0], rows)
-        # As many rows as shares, so that the first cluster has one.
+    def _cost_of_rows(
+        self, format: str, heads: int, batch: int, q_len: int
+    ) -> dict[tuple[int, int], Cost]:
+        """Of the kernel that serves so many requests; of their first tile, which is the fullest."""
+        case = Case(format, heads, WIDTHS[0], batch, q_len)
+        group_rows = self.schedule(case, whole_rows=True).group_rows
+        # As many requests as shares, so that the first cluster has one row, or a request's groups.
+        if group_rows == 1:
+            case = case._replace(q_len=1)
         case = case._replace(batch=self.schedule(case, whole_rows=True).num_shares)
         schedule, narrow = self.record(case, None, True, clusters=1)
-        _, wide = self.record(case._replace(width=WIDTHS[1]), None, True, clusters=1)
-        cost = cost_of(narrow["counters"], wide["counters"], math.prod(narrow["cluster"]))
-        return {schedule.head_tile: cost}
+        other, wide = self.record(case._replace(width=WIDTHS[1]), None, True, clusters=1)
+        if (schedule.head_tile, schedule.group_rows) != (other.head_tile, other.group_rows):
+            return {}
+        # Of a request's groups, the first cluster may have several.
+        groups = -(-num_groups(case, schedule.group_rows) // schedule.num_shares)
+        cost = cost_of(
+            scaled(narrow["counters"], 1 / groups),
+            scaled(wide["counters"], 1 / groups),
+            math.prod(narrow["cluster"]),
+            slots_of_group(WIDTHS[0], schedule.group_rows),
+        )
+        return {(schedule.head_tile, schedule.group_rows): cost}
 
     def record(
         self, case: Case, lens: Tensor | None, whole_rows: bool, clusters: int
@@ -367,7 +404,7 @@ COUNTERS_HEAD = [
 ]
 
 
-def counters_row(format: str, heads: int, cost: Cost, gpu: report.Gpu) -> list[object]:
+def counters_row(format: str, heads: str, cost: Cost, gpu: report.Gpu) -> list[object]:
     """Per 64 slots and CTA."""
     unit = scaled(cost.slot, UNIT / cost.ctas)
     clocks = cost.clocks(gpu, UNIT, 0)
@@ -403,21 +440,27 @@ def with_and_without_moves(counters: report.Counters) -> str:
     return "{:.0f} ({:.0f})".format(*both)
 
 
-def counters_table(library: Library, formats: Sequence[str], heads: Sequence[int]) -> str:
-    """A line for each kernel, with the heads that it has to do."""
+def counters_table(
+    library: Library, formats: Sequence[str], heads: Sequence[int], q_len: int = 1
+) -> str:
+    """A line for each kernel, with the heads that it has to do: of so many rows each."""
     costs = {
-        (format, min(count, tile), tile): cost
+        (format, min(count, tile), rows, tile): cost
         for format, count in product(formats, heads)
-        for tile, cost in library.costs(format, count).items()
+        for (tile, rows), cost in library.costs(format, count, q_len).items()
     }
-    rows = [counters_row(*key[:2], cost, library.gpu) for key, cost in sorted(costs.items())]
-    return table(COUNTERS_HEAD, rows)
+    lines = []
+    for (format, count, rows, _), cost in sorted(costs.items()):
+        text = str(count) if rows == 1 else f"{rows} x {count}"
+        lines.append(counters_row(format, text, cost, library.gpu))
+    return table(COUNTERS_HEAD, lines)
 
 
 def cut(schedule: Schedule) -> str:
-    """'33 x 4 b': shares, tiles of heads, and whether rows are cut."""
+    """'33 x 4 b': shares, tiles of heads, and whether rows are cut; in groups of 2, '/2'."""
     marker = " b" if schedule.balanced else ""
-    return f"{schedule.num_shares} x {schedule.num_head_tiles}{marker}"
+    group = f"/{schedule.group_rows}" if schedule.group_rows > 1 else ""
+    return f"{schedule.num_shares} x {schedule.num_head_tiles}{group}{marker}"
 
 
 def pipes_table(library: Library, cases: Sequence[Case]) -> str:
@@ -443,8 +486,8 @@ def times_table(library: Library, cases: Sequence[Case]) -> str:
     for case in cases:
         modelled = library.model(case)[1]
         cell = f"{modelled.floor():.1f} {modelled.binding()[:3]}"
-        lines.setdefault(case[:3], []).append(cell)
-    head = [*Case._fields[:3], *(f"b = {batch}" for batch in batches)]
+        lines.setdefault((*case[:3], case.q_len), []).append(cell)
+    head = [*Case._fields[:3], "q_len", *(f"b = {batch}" for batch in batches)]
     return table(head, [[*key, *cells] for key, cells in lines.items()])
 
 
@@ -531,10 +574,12 @@ def tables(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
     cases = [
         Case(*case)
-        for case in product(options.formats, options.heads, options.widths, options.batches)
+        for case in product(
+            options.formats, options.heads, options.widths, options.batches, [options.q_len]
+        )
     ]
     if "counters" in options.tables:
-        text = counters_table(library, options.formats, options.heads)
+        text = counters_table(library, options.formats, options.heads, options.q_len)
         yield f"{name}: per {UNIT} slots and CTA", text
     if "pipes" in options.tables:
         yield f"{name}: us, a floor for each pipe", pipes_table(library, cases)
@@ -562,6 +607,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--run", type=int, default=1, help="consecutive slots: 1, or a page's (%(default)s)"
     )
+    parser.add_argument("--q-len", type=int, default=1, help="rows a request (%(default)s)")
     known = ["counters", "pipes", "times", "error"]
     parser.add_argument("--tables", nargs="+", choices=known, default=known[:2])
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def test_shares_hold_all_rows(rows, heads, width):
 
 
 def test_parts_of_known_cuts():
-    schedule = model.Schedule(4, 1, 16, 64, balanced=True)
+    schedule = model.Schedule(4, 1, 16, 64, 1, balanced=True)
     # Three rows of four units: the shares have three each, and the first and last row two parts.
     assert model.shares_of(schedule, 3, 256) == [(192, 1), (192, 2), (192, 2), (192, 1)]
     assert model.num_partial_results(schedule, 3, 256) == 6
@@ -113,7 +113,7 @@ def test_parts_of_known_cuts():
 
 def test_the_slowest_share_counts_and_memory_serves_a_slot_once():
     cost = model.Cost(1, counters(warp0=10, global_load_bytes=512), counters(warp0=100))
-    schedule = model.Schedule(2, 3, 16, 64, balanced=False)
+    schedule = model.Schedule(2, 3, 16, 64, 1, balanced=False)
     modelled = model.model(model.Case("e4m3", 48, 128, 3), schedule, cost, GPU)
     clocks = 2 * (128 * 10 + 100)
     assert modelled.pipes["issue"] == pytest.approx(clocks / GPU.clocks_per_second * 1e6)
@@ -148,7 +148,7 @@ def test_a_schedule_without_a_run():
 def test_a_third_width_costs_what_the_model_says():
     """And with the first cluster alone, nothing else runs."""
     library = model.Library(ENGINE)
-    cost = library.costs("e4m3", 16)[16]
+    cost = library.costs("e4m3", 16)[16, 1]
     width = 768
     _, launch = library.record(model.Case("e4m3", 16, width, 2), None, True, clusters=1)
     assert launch["grid"] == [2, 1, 1]
