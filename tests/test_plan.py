@@ -121,7 +121,8 @@ def test_groups_of_known_shapes():
     shape = dict(slots=8192, window_slots=128, blocks=132)
     assert host.make_schedule(rows=256, table_rows=4, heads=8, **shape).group_rows == 4
     assert host.make_schedule(rows=256, table_rows=2, heads=8, **shape).group_rows == 2
-    assert host.make_schedule(rows=255, table_rows=5, heads=8, **shape).group_rows == 3
+    assert host.make_schedule(rows=255, table_rows=3, heads=8, **shape).group_rows == 3
+    assert host.make_schedule(rows=255, table_rows=5, heads=8, **shape).group_rows == 2  # 2, 2, 1
     assert host.make_schedule(rows=256, table_rows=4, heads=16, **shape).group_rows == 2
     assert host.make_schedule(rows=256, table_rows=4, heads=17, **shape).group_rows == 1
     assert host.make_schedule(rows=256, table_rows=1, heads=8, **shape).group_rows == 1
