@@ -3,7 +3,7 @@ dropped or weakened in turn, in the kernel's PTX, and decodes are run until one 
 table of what was caught, and what was not: those mutants are redundant, or need a reason.
 
     DSV4_LIBRARY_DIR=build/native/simulated PYTHONPATH=python:tests \\
-        python tests/simulator/mutate_library.py --engine sim-sm90-slice "PackedFormat, 16>"
+        python tests/simulator/mutate_library.py --engine sim-sm90-slice "PackedFormat, 16, false>"
 """
 
 from __future__ import annotations
