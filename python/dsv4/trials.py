@@ -182,7 +182,8 @@ def big_batch(check: Check) -> Iterator[Trial]:
 
 def one_table(check: Check) -> Iterator[Trial]:
     """Four rows a request with one compressed table, and heads that leave room for several."""
-    heads, requests = check.sizes.heads[1], check.sizes.batch // 4
+    heads = min(check.sizes.heads, key=lambda count: abs(count - 8))
+    requests = max(1, check.sizes.batch // 4)
     for form, format in FORMS_OF_FORMATS:
         if form != "token-sparse":  # whose table has the windows, too
             step = hostile.step(
