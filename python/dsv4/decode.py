@@ -196,7 +196,7 @@ def trtllm_batch_decode_sparse_mla_dsv4(
                          results
     hca_is_causal        must be True
     hca_use_persistent   accepted with the HCA form, no effect: blocks go from row to row, of which
-                         there may be any number (csrc/sm120/measured.md: the other way is slower)
+                         there may be any number (csrc/sm120/measured.md has both ways)
     lse                  float32, the shape of query without its last dimension, any strides;
                          written if given, allocated if None and return_lse
     return_lse           return (out, lse) instead of out

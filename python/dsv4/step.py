@@ -113,7 +113,7 @@ def arguments(form: str, step: Step) -> dict[str, object]:
         if compressed is not None:
             result |= {
                 "compressed_kv_cache": compressed.cache,
-                "extra_sparse_indices": _with_one_table(compressed.table),
+                "extra_sparse_indices": _expanded_again(compressed.table),
                 "extra_sparse_topk_lens": compressed.lens,
             }
     elif form == "token-sparse":
@@ -146,8 +146,8 @@ def arguments(form: str, step: Step) -> dict[str, object]:
     return result
 
 
-def _with_one_table(table: Tensor) -> Tensor:
-    """Expanded over the rows of a request, which a copy to another device is not."""
+def _expanded_again(table: Tensor) -> Tensor:
+    """A table for all rows of a request, as the copy of one on another device is not."""
     return table if table.dim() == 2 else table[:, :1].expand_as(table)
 
 
