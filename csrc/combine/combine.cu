@@ -65,6 +65,7 @@ struct States {
     const Element* data;
     const float* lse_data;
     int64_t out_stride, lse_stride;
+    uint32_t row;
     int count;
 
     __device__ bool finished() const { return false; }
@@ -76,36 +77,66 @@ struct States {
 
   __device__ Parts parts(uint32_t row, uint32_t head) const {
     return {data + row * out_row_stride + head * out_head_stride,
-            lse_data + row * lse_row_stride + head * lse_head_stride, out_state_stride,
-            lse_state_stride, num_states};
+            lse_data + row * lse_row_stride + head * lse_head_stride,
+            out_state_stride,
+            lse_state_stride,
+            row,
+            num_states};
   }
 };
 
-// What a split decode left.
+// What a split decode left. The kernel's rows are all rows; with kByBlock, of each block the group
+// of rows that it began last. No other row of it is cut.
+template <bool kByBlock>
 struct Splits {
   SplitResults results;
-  uint32_t q_len;
+  uint32_t rows, q_len;
   int64_t heads;
 
   struct Parts {
     const float* data;
     const float* lse_data;
     int64_t heads_per_place;
-    RowParts row;
+    RowParts of_row;
+    uint32_t row;
     int count;
 
     __device__ bool finished() const { return count == 1; }
-    __device__ float lse(int i) const { return lse_data[part_place(row, i) * heads_per_place]; }
+    __device__ float lse(int i) const { return lse_data[part_place(of_row, i) * heads_per_place]; }
     __device__ float4 out(int i, int dim) const {
-      return load_four<16>(data + part_place(row, i) * heads_per_place * kHeadDim + dim);
+      return load_four<16>(data + part_place(of_row, i) * heads_per_place * kHeadDim + dim);
     }
   };
 
-  __device__ Parts parts(uint32_t row, uint32_t head) const {
-    const RowParts found = results.rows[row];
+  // The last row that a block up to this one has begun; blocks begin them in order. All lanes of a
+  // warp look together.
+  __device__ uint32_t last_row_begun(int32_t block) const {
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t first = 0, count = rows;
+    while (count > 1) {
+      const uint32_t step = (count + 31) / 32;
+      const uint32_t offset = lane * step;
+      const bool begun = offset < count && results.rows[first + offset].first <= block;
+      const uint32_t found = (__popc(__ballot_sync(0xffffffffu, begun)) - 1) * step;
+      first += found;
+      count = min(step, count - found);
+    }
+    return first;
+  }
+
+  __device__ Parts parts(uint32_t i, uint32_t head) const {
     const auto group_rows = static_cast<uint32_t>(results.group_rows);
+    const auto block = static_cast<int32_t>(i / group_rows);
+    const uint32_t row = kByBlock ? last_row_begun(block) - i % group_rows : i;
+    RowParts found = {block, 1};
+    if (!kByBlock || row < rows) found = results.rows[row];
+    if (kByBlock && found.first != block) found.count = 1;  // no row of this block
     const int64_t first = row % q_len % group_rows * heads + head;
-    return {results.out + first * kHeadDim, results.lse + first, group_rows * heads, found,
+    return {results.out + first * kHeadDim,
+            results.lse + first,
+            group_rows * heads,
+            found,
+            row,
             found.count};
   }
 };
@@ -299,8 +330,8 @@ __global__ void __launch_bounds__(Layout::kThreads)
     combine(const Source source, const Ending ending) {
   ptx::wait_for_grids_ahead();
   const uint32_t item = blockIdx.x / Layout::kDimBlocks;
-  const uint32_t row = item / ending.heads, head = item % ending.heads;
-  const auto parts = source.parts(row, head);
+  const uint32_t head = item % ending.heads;
+  const auto parts = source.parts(item / ending.heads, head);
   if (parts.finished()) return;
 
   const HeadEnding head_ending(ending, head);
@@ -314,9 +345,9 @@ __global__ void __launch_bounds__(Layout::kThreads)
     if (group != 0) return;
   }
   store_out(ending.dtype, final_out(ending, head_ending, total, parts.count, to_log2),
-            ending.out.data, head_offset(ending.out, ending.q_len, row, head) + dim);
+            ending.out.data, head_offset(ending.out, ending.q_len, parts.row, head) + dim);
   if (dim == 0 && ending.lse.data != nullptr) {
-    ending.lse.data[head_offset(ending.lse, ending.q_len, row, head)] =
+    ending.lse.data[head_offset(ending.lse, ending.q_len, parts.row, head)] =
         final_lse(ending, head_ending, total, to_log2);
   }
 }
@@ -397,7 +428,6 @@ Status combine_splits(const DecodeProblem& problem, const SplitResults& results,
   if (rows == 0 || problem.heads == 0) return {};
   const cuda::DeviceGuard guard(problem.device);
   DSV4_RETURN_IF_FAILED(guard.status());
-  const Splits splits{results, uint32_t(problem.q_len), problem.heads};
   Ending ending{};
   ending.q_len = uint32_t(problem.q_len);
   ending.heads = uint32_t(problem.heads);
@@ -409,10 +439,18 @@ Status combine_splits(const DecodeProblem& problem, const SplitResults& results,
   ending.lse = problem.lse;
   ending.lse_options = problem.lse_options;
   ending.parts_base2 = true;
-  auto* launch_layout = launch_combine<UpTo4, Splits>;
-  if (parts_per_row > 6) launch_layout = launch_combine<UpTo8, Splits>;
-  if (parts_per_row > 12) launch_layout = launch_combine<UpTo16, Splits>;
-  if (parts_per_row > 24) launch_layout = launch_combine<UpTo64, Splits>;
+  const uint32_t q_len = ending.q_len;
+  const int64_t last_rows = int64_t(results.num_blocks) * results.group_rows;
+  if (2 * last_rows <= rows) {
+    const Splits<true> splits{results, uint32_t(rows), q_len, problem.heads};
+    return launch_combine<UpTo4>("combine_splits", problem.device, splits, ending, last_rows,
+                                 stream, starts_early);
+  }
+  const Splits<false> splits{results, uint32_t(rows), q_len, problem.heads};
+  auto* launch_layout = launch_combine<UpTo4, Splits<false>>;
+  if (parts_per_row > 6) launch_layout = launch_combine<UpTo8, Splits<false>>;
+  if (parts_per_row > 12) launch_layout = launch_combine<UpTo16, Splits<false>>;
+  if (parts_per_row > 24) launch_layout = launch_combine<UpTo64, Splits<false>>;
   return launch_layout("combine_splits", problem.device, splits, ending, rows, stream,
                        starts_early);
 }

@@ -19,6 +19,7 @@ struct SplitResults {
   const float* lse =
       nullptr;  // [places, group_rows, heads] log2, without sink; -inf: no valid slot
   const RowParts* rows = nullptr;  // [batch * q_len]
+  int32_t num_blocks = 0;          // of a tile of heads
   int32_t group_rows = 1;          // of schedule.h
 };
 

@@ -63,11 +63,12 @@ Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, Decod
 
 Status combine_parts(const DecodeProblem& problem, const DecodePlan& plan, Stream stream) {
   if (!plan.schedule.balanced) return {};
-  const int32_t group_rows = plan.schedule.group_rows;
-  const double groups = double(problem.batch * problem.q_len) / group_rows;
+  const Schedule& schedule = plan.schedule;
+  const double groups = double(problem.batch * problem.q_len) / schedule.group_rows;
   return combine::combine_splits(problem,
-                                 {plan.partial_out, plan.partial_lse, plan.row_parts, group_rows},
-                                 stream, double(plan.schedule.num_shares) / groups + 1);
+                                 {plan.partial_out, plan.partial_lse, plan.row_parts,
+                                  schedule.num_shares, schedule.group_rows},
+                                 stream, double(schedule.num_shares) / groups + 1);
 }
 
 Status workspace_size(const DecodeShape& shape, std::initializer_list<EngineCosts> costs,
