@@ -366,6 +366,37 @@ def test_any_workspace(engine, workspace):
     cases.check(problem, workspace=workspace, scale1=cases.SOFTMAX_SCALE)
 
 
+@pytest.mark.few_sms
+@pytest.mark.parametrize(("rows", "rows_on_gpu"), [(8, 300), (34, 1000)])
+@pytest.mark.parametrize("longest", [3, 200])
+@pytest.mark.parametrize(("form", "fmt"), cases.FORMS)
+def test_more_rows_than_blocks_some_of_them_cut(engine, form, fmt, longest, rows, rows_on_gpu):
+    if engine.device == "cuda":
+        rows = rows_on_gpu
+    problem = cases.problem(form, fmt, 16, 128, 2560, batch=rows, device=engine.device)
+    problem.compressed.lens.clamp_(max=longest)
+    cases.check(problem, sinks=torch.randn(16, device=engine.device), scale1=cases.SOFTMAX_SCALE)
+
+
+@pytest.mark.few_sms
+@pytest.mark.parametrize("workspace", ["best", "none", 1_000_000])
+@pytest.mark.parametrize(
+    ("heads", "width", "batch", "batch_on_gpu"),
+    [(16, 8192, 7, 150), (40, 8192, 4, 90), (80, 8192, 2, 50)],
+)
+@pytest.mark.parametrize("fmt", ["bf16", "e4m3"])
+def test_hca_persistent_or_not(engine, fmt, heads, width, batch, batch_on_gpu, workspace):
+    """More rows than run at a time, of tables so wide that each may get a block of its own."""
+    if engine.device == "cuda":
+        batch = batch_on_gpu
+    problem = cases.problem("hca", fmt, heads, 128, width, batch=batch, device=engine.device)
+    problem.compressed.lens.clamp_(max=300)
+    options = dict(door="front", workspace=workspace, scale1=cases.SOFTMAX_SCALE)
+    chosen = cases.check(problem, **options)
+    persistent = cases.run(problem, hca_use_persistent=True, **options)
+    assert cases.same_bits(persistent, chosen)
+
+
 def test_workspace_of_any_type_and_alignment(engine):
     problem = cases.problem("packed", "packed", 16, 128, 1152, batch=1, device=engine.device)
     size = torch.ops.dsv4.workspace_size(1, 16, 128, 1152, device=problem.query.device)

@@ -61,6 +61,7 @@ def schedule_args(draw):
         slots=draw(st.integers(0, 9000)),
         blocks=draw(st.integers(1, 200)),
         batch_invariant=draw(st.booleans()),
+        persistent=draw(st.booleans()),
         workspace_bytes=draw(st.one_of(st.none(), st.integers(0, 1 << 26))),
     )
 
@@ -71,13 +72,15 @@ def test_a_schedule_fills_no_more_than_the_gpu(args):
     schedule = host.make_schedule(**args)
     heads = schedule.group_rows * args["heads"]
     assert schedule.num_head_tiles == -(-heads // schedule.head_tile)
-    # One round of blocks, unless there are more tiles of heads than blocks.
-    blocks = schedule.num_shares * schedule.num_head_tiles
-    assert blocks <= max(args["blocks"], schedule.num_head_tiles)
     groups = schedule.num_groups
+    # One round of blocks, unless there are more tiles of heads than blocks; or one for each row.
+    blocks = schedule.num_shares * schedule.num_head_tiles
+    fits = blocks <= max(args["blocks"], schedule.num_head_tiles)
     if not schedule.balanced:
         assert 1 <= schedule.num_shares <= groups
+        assert fits or (schedule.num_shares == groups and not args["persistent"])
         return
+    assert fits
     slots = args["slots"] + args["window_slots"] * schedule.group_rows
     units = max(1, -(-slots // schedule.unit_slots))
     assert schedule.num_shares <= groups * units
@@ -145,6 +148,44 @@ def test_schedules_of_known_shapes():
     uneven = host.make_schedule(rows=140, heads=16, slots=1152, blocks=132)
     assert uneven.balanced
     assert uneven.num_shares > 120
+
+
+def test_blocks_that_stay_and_blocks_of_a_row():
+    """Wide rows that are not cut have a block each, unless blocks are to stay."""
+    shape = dict(rows=5000, heads=16, window_slots=128, blocks=132)
+    for slots, options, wanted in [
+        (8192, {}, 5000),
+        (8192, dict(persistent=True), 132),
+        (8192, dict(batch_invariant=True), 5000),
+        (8192, dict(heads=64), 5000),
+        (8192, dict(heads=64, persistent=True), 66),
+        (128, {}, 132),  # a block's start would be too much of it
+    ]:
+        schedule = host.make_schedule(**{**shape, **options}, slots=slots)
+        assert not schedule.balanced
+        assert schedule.num_shares == wanted
+    # More than a grid can have.
+    beyond = host.make_schedule(**{**shape, "rows": 2**30, "heads": 64}, slots=8192)
+    assert beyond.num_shares == 66
+
+
+def test_wide_rows_are_cut_even_if_they_fill_the_gpu():
+    """Their lengths may differ: 128 of them on 132 SMs, or two rounds of them."""
+    for rows in (128, 264):
+        wide = host.make_schedule(rows=rows, heads=16, window_slots=128, slots=8192, blocks=132)
+        assert wide.balanced
+        narrow = host.make_schedule(rows=rows, heads=16, window_slots=128, slots=512, blocks=132)
+        assert not narrow.balanced
+
+
+@plans
+@given(args=schedule_args())
+def test_persistent_changes_the_number_of_blocks_only(args):
+    one, other = (host.make_schedule(**{**args, "persistent": choice}) for choice in (False, True))
+    for name in ("balanced", "head_tile", "group_rows", "unit_slots", "workspace_bytes"):
+        assert getattr(one, name) == getattr(other, name)
+    if one.balanced:
+        assert one.num_shares == other.num_shares
 
 
 @plans

@@ -276,9 +276,20 @@ def test_R10_zero_rows_of_a_flat_query(engine):
 # R11: more rows than a grid dimension holds
 
 
-@pytest.mark.parametrize("rows", [65_535, 65_536, 70_000])
-def test_R11_many_rows(engine, rows):
-    few = cases.problem("packed", "packed", 1, 5, 3, batch=256, device=engine.device)
+@pytest.mark.parametrize(
+    ("rows", "width", "persistent"),
+    [
+        (65_535, 3, False),
+        (65_536, 3, False),
+        (70_000, 3, False),
+        # Tables so wide that each row has a block of its own, unless blocks stay.
+        (70_000, 2560, False),
+        (70_000, 2560, True),
+    ],
+)
+def test_R11_many_rows(engine, rows, width, persistent):
+    few = cases.problem("packed", "packed", 1, 5, width, batch=256, device=engine.device)
+    few.compressed.lens.clamp_(max=3)
     repeats = -(-rows // 256)
     many = copy.copy(few)
     many.query = few.query.repeat(repeats, 1, 1, 1)[:rows]
@@ -288,7 +299,7 @@ def test_R11_many_rows(engine, rows):
     )
     options = dict(scale1=SCALE, batch_invariant=True)
     wanted_out, wanted_lse = cases.check(few, **options)
-    out, lse = cases.run(many, door="op", strided=False, **options)
+    out, lse = cases.run(many, door="op", strided=False, persistent=persistent, **options)
     # Row i of the large batch is row i % 256 of the small one, which is known to be right.
     whole = rows // 256 * 256
     assert (out[:whole].unflatten(0, (-1, 256)) == wanted_out).all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import cases
 import simulated
@@ -47,6 +49,26 @@ def test_a_query_at_an_odd_address(fmt):
     buffer = query.new_empty(query.numel() + 1)
     problem.query = buffer[1:].view(query.shape).copy_(query)
     assert engine_that_runs(problem) == "sm120"
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "options", "blocks"),
+    [
+        (200, 8192, {}, 200),
+        (200, 8192, {"persistent": True}, 148),
+        (200, 128, {}, 148),
+    ],
+)
+def test_blocks_that_stay_and_blocks_of_a_row(rows, width, options, blocks):
+    query = torch.zeros(1, 1, 1, 512, dtype=torch.float8_e4m3fn).expand(rows, -1, -1, -1)
+    cache = torch.zeros(4, 1, 64, 512, dtype=torch.float8_e4m3fn)
+    window, pages = (torch.zeros(1, n, dtype=torch.int32) for n in (128, width // 64))
+    decode = functools.partial(
+        torch.ops.dsv4.sparse_mla_decode, query, cache, window.expand(rows, -1), None, cache,
+        pages.expand(rows, -1), page_table=True, **options,
+    )  # fmt: skip
+    (launch,) = simulated.record(decode, clusters="0").launches
+    assert launch["grid"] == [blocks, 1, 1]
 
 
 @pytest.mark.parametrize("allowed", ["0", "1"])

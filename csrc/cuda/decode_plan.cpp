@@ -43,6 +43,7 @@ Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, Decod
   input.heads = problem.heads;
   input.window_slots = segment_width(problem.window);
   input.compressed_slots = segment_width(problem.compressed);
+  input.persistent = problem.persistent;
   input.batch_invariant = problem.batch_invariant;
 
   void* workspace = problem.workspace;

@@ -11,6 +11,15 @@ namespace {
 
 constexpr size_t kAlignment = 128;
 
+// The rows' lengths are not known here. Rows of long tables are the ones that differ much, so these
+// get what evens them out, even if it takes a little longer where they do not differ: cuts by real
+// lengths, or at least a block for each row, which an SM begins when it is free.
+constexpr double kLongRow = 40;               // block starts that it takes as long as
+constexpr double kEveningOut = 1 + 1 / 32.0;  // times as long as whole rows of equal lengths
+
+// A share is counted in 32 bits, and so is the row that would be a block's next.
+constexpr int64_t kMaxBlocks = INT32_MAX / 2;
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 size_t align_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -68,9 +77,14 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
         std::max<int64_t>(1, input.blocks / (schedule.num_head_tiles * costs.num_blocks[tile]));
     const double unit = costs.unit[tile];
 
-    schedule.num_shares = int32_t(std::clamp<int64_t>(groups, 1, max_shares));
-    consider(schedule, double(divide_up(groups, schedule.num_shares)) *
-                           (double(units) * unit + costs.row[tile]));
+    const double row_time = double(units) * unit + costs.row[tile];
+    const bool long_rows = row_time >= kLongRow * costs.block[tile];
+    const int64_t resident = std::clamp<int64_t>(groups, 1, max_shares);
+    const int64_t max_groups = kMaxBlocks / (schedule.num_head_tiles * costs.num_blocks[tile]);
+    const bool own_blocks = long_rows && !input.persistent && groups <= max_groups;
+    schedule.num_shares = int32_t(own_blocks ? groups : resident);
+    consider(schedule,
+             double(divide_up(groups, resident)) * row_time * (long_rows ? kEveningOut : 1.0));
 
     if (input.batch_invariant || input.rows > kMaxBalancedRows) return;
     schedule.balanced = true;
@@ -81,7 +95,7 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
     for (int64_t share = smallest; share <= std::max(smallest, units); ++share) {
       schedule.num_shares = int32_t(divide_up(all_units, share));
       lay_out(input, schedule);
-      if (schedule.workspace_bytes > workspace_bytes) continue;
+      if (schedule.num_shares == 1 || schedule.workspace_bytes > workspace_bytes) continue;
       const double rows_per_share = double(most_rows(share, units));
       const double parts_per_row = double(schedule.num_shares) / double(groups) + 1;
       consider(schedule, double(share) * unit + rows_per_share * costs.row[tile] + costs.combine +

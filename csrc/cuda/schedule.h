@@ -4,7 +4,8 @@
 //
 //   heads are cut into tiles; the blocks of one tile (or pairs of them, where pairs work together)
 //                are numbered 0 .. num_shares-1
-//   whole rows   block i decodes the rows i, i + num_shares, ...
+//   whole rows   block i decodes the rows i, i + num_shares, ...: either all blocks run at a time,
+//                or each has one row, and an SM begins the next one when it is free
 //   balanced     all rows stand in a line, cut into units of unit_slots slots (an empty row is one
 //                unit); block i decodes the units [i U / n, (i + 1) U / n) of the U there are, with
 //                n = min(num_shares, U). A row that is cut leaves partial results, and a combine
@@ -47,6 +48,7 @@ struct EngineCosts {
   int32_t unit_slots[2];  // slots of one step of the kernel's loop
   double unit[2];         // one step
   double row[2];          // first loads and last stores of a row
+  double block[2];        // start of a block where another one has ended
   double combine;         // a combine kernel
   double combine_part;    // each part of a row in it
   double partial_head;    // writing and reading a head's partial result, by all blocks together
@@ -60,6 +62,7 @@ struct ScheduleInput {
   int64_t window_slots = 0;  // width of each segment
   int64_t compressed_slots = 0;
   int64_t blocks = 1;            // that run at a time
+  bool persistent = false;       // no more blocks than these
   bool batch_invariant = false;  // whole rows only
 };
 

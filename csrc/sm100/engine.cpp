@@ -41,6 +41,7 @@ EngineCosts costs(KvFormat format, int64_t heads) {
   costs.unit_slots[0] = tile_slots(format);
   costs.unit[0] = (format == KvFormat::kPacked ? 0.85 : 1.25) * (pairs ? 0.6 : 1.0);
   costs.row[0] = 3.0;
+  costs.block[0] = 1.5;
   costs.combine = 3.0;
   costs.combine_part = 0.1;
   costs.partial_head = 0.0007;

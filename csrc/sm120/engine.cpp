@@ -33,6 +33,8 @@ EngineCosts costs(KvFormat format) {
   }
   costs.row[0] = 3.5;
   costs.row[1] = 5.5;
+  costs.block[0] = 1.5;
+  costs.block[1] = 2.0;
   costs.combine = 3.0;
   costs.combine_part = 0.1;
   costs.partial_head = 0.0012;

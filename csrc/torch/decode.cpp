@@ -189,7 +189,7 @@ void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
                            bool page_table, int64_t compressed_lens_offset,
                            const std::string& lse_base, const std::string& sink_mode, bool lse_sink,
                            bool lse_empty_positive, bool batch_invariant, bool enable_pdl,
-                           const Tensor& out, const OptionalTensor& lse) {
+                           bool persistent, const Tensor& out, const OptionalTensor& lse) {
   const TensorArgument q("query", query), swa_cache("swa_kv_cache", swa_kv_cache);
   const QueryShape shape = query_shape(q);
 
@@ -278,6 +278,7 @@ void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
   }
   problem.batch_invariant = batch_invariant;
   problem.enable_pdl = enable_pdl;
+  problem.persistent = persistent;
   problem.executor = torch_executor();
   throw_if_failed(dsv4::sparse_mla_decode(problem, current_stream(problem.device)));
 }
@@ -291,7 +292,8 @@ std::tuple<Tensor, Tensor> sparse_mla_decode(
     double bmm2_scale, const OptionalTensor& bmm1_scale_tensor,
     const OptionalTensor& bmm2_scale_tensor, const std::string& kv_layout, bool page_table,
     int64_t compressed_lens_offset, const std::string& lse_base, const std::string& sink_mode,
-    bool lse_sink, bool lse_empty_positive, bool batch_invariant, bool enable_pdl) {
+    bool lse_sink, bool lse_empty_positive, bool batch_invariant, bool enable_pdl,
+    bool persistent) {
   const TensorArgument q("query", query);
   const QueryShape shape = query_shape(q);
   const Device device = q.device();
@@ -302,11 +304,11 @@ std::tuple<Tensor, Tensor> sparse_mla_decode(
   Tensor lse = shape.flat
                    ? new_tensor({shape.batch, shape.heads}, ScalarType::Float, device)
                    : new_tensor({shape.batch, shape.q_len, shape.heads}, ScalarType::Float, device);
-  sparse_mla_decode_out(query, swa_kv_cache, swa_indices, swa_lens, compressed_kv_cache,
-                        compressed_indices, compressed_lens, seq_lens, cum_seq_lens_q, sinks,
-                        workspace, bmm1_scale, bmm2_scale, bmm1_scale_tensor, bmm2_scale_tensor,
-                        kv_layout, page_table, compressed_lens_offset, lse_base, sink_mode,
-                        lse_sink, lse_empty_positive, batch_invariant, enable_pdl, out, lse);
+  sparse_mla_decode_out(
+      query, swa_kv_cache, swa_indices, swa_lens, compressed_kv_cache, compressed_indices,
+      compressed_lens, seq_lens, cum_seq_lens_q, sinks, workspace, bmm1_scale, bmm2_scale,
+      bmm1_scale_tensor, bmm2_scale_tensor, kv_layout, page_table, compressed_lens_offset, lse_base,
+      sink_mode, lse_sink, lse_empty_positive, batch_invariant, enable_pdl, persistent, out, lse);
   return {out, lse};
 }
 

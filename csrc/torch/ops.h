@@ -24,7 +24,7 @@ std::tuple<Tensor, Tensor> sparse_mla_decode(
     double bmm2_scale, const OptionalTensor& bmm1_scale_tensor,
     const OptionalTensor& bmm2_scale_tensor, const std::string& kv_layout, bool page_table,
     int64_t compressed_lens_offset, const std::string& lse_base, const std::string& sink_mode,
-    bool lse_sink, bool lse_empty_positive, bool batch_invariant, bool enable_pdl);
+    bool lse_sink, bool lse_empty_positive, bool batch_invariant, bool enable_pdl, bool persistent);
 
 void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
                            const Tensor& swa_indices, const OptionalTensor& swa_lens,
@@ -38,7 +38,7 @@ void sparse_mla_decode_out(const Tensor& query, const Tensor& swa_kv_cache,
                            bool page_table, int64_t compressed_lens_offset,
                            const std::string& lse_base, const std::string& sink_mode, bool lse_sink,
                            bool lse_empty_positive, bool batch_invariant, bool enable_pdl,
-                           const Tensor& out, const OptionalTensor& lse);
+                           bool persistent, const Tensor& out, const OptionalTensor& lse);
 
 // merge.cpp
 std::tuple<Tensor, Tensor> merge_states(const Tensor& outs, const Tensor& lses,

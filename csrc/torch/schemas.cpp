@@ -17,7 +17,7 @@ namespace dsv4::torch_ops {
   "Tensor? bmm1_scale_tensor=None, Tensor? bmm2_scale_tensor=None, str kv_layout=\"HND\", "  \
   "bool page_table=False, int compressed_lens_offset=0, str lse_base=\"e\", "                \
   "str sink_mode=\"apply\", bool lse_sink=False, bool lse_empty_positive=False, "            \
-  "bool batch_invariant=False, bool enable_pdl=False"
+  "bool batch_invariant=False, bool enable_pdl=False, bool persistent=False"
 
 STABLE_TORCH_LIBRARY(dsv4, m) {
   m.def("sparse_mla_decode(" DSV4_DECODE_ARGUMENTS ") -> (Tensor out, Tensor lse)");

@@ -160,7 +160,9 @@ struct DecodeProblem {
   size_t workspace_bytes = 0;  // less than workspace_size() is allowed (fewer splits), 0 works
   bool batch_invariant = false;  // a row's bits do not depend on the rest of the batch
   bool enable_pdl = false;       // programmatic dependent launch, where the GPU has it
-  Executor executor;             // CPU only
+  bool persistent = false;  // GPUs: never more blocks than run at a time, each of which goes from
+                            // row to row; else the library chooses. Results are the same bits
+  Executor executor;        // CPU only
 };
 
 // The shape of a decode, as far as workspace and plan depend on it.

@@ -195,8 +195,11 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     enable_pdl           programmatic dependent launch where the GPU has it; None: yes. No effect on
                          results
     hca_is_causal        must be True
-    hca_use_persistent   accepted with the HCA form, no effect: blocks go from row to row, of which
-                         there may be any number (csrc/sm120/measured.md has both ways)
+    hca_use_persistent   HCA form only. True: never more blocks than the GPU runs at a time, each of
+                         which goes from row to row. False: the library chooses; where tables are
+                         wide and rows not split, each row gets a block of its own, which takes
+                         less time where lengths differ and a little more where they do not. Either
+                         way any number of rows, and the same bits
     lse                  float32, the shape of query without its last dimension, any strides;
                          written if given, allocated if None and return_lse
     return_lse           return (out, lse) instead of out
@@ -340,6 +343,7 @@ def trtllm_batch_decode_sparse_mla_dsv4(
         False,  # lse_empty_positive
         False,  # batch_invariant
         enable_pdl is None or enable_pdl,
+        hca_use_persistent,
         names=_NAMES[backend],
         out=out,
         lse=lse,
