@@ -43,7 +43,6 @@ from dsv4.bench import (
     Call,
     Pools,
     clocks,
-    kv_bytes,
     make_steps,
     num_copies,
     operator_call,
@@ -88,7 +87,7 @@ TFLOP/s: 4 x 512 x slots x heads / time. error: largest |out - float64| / larges
 where dsv4.reference's tolerance is broken.
 A: window of 128 slots (2 pages of 64). B, C: and 512, 1024 slots anywhere (pages of 64). D: and
 1024 consecutive slots (pages of 2). E, F: and 8192 slots in random pages of 2, of 128.
-{rows_of_request}Peer: {peer}. ratio: its time / dsv4's."""
+{lengths}{rows_of_request}{persistent}Peer: {peer}. ratio: its time / dsv4's."""
 METHOD_APPEND = """\
 GB/s: bytes of the rows, of their slots and of the slot numbers / time. copy: torch copies as many
 bytes, half of them read and half written; of copy: its time / dsv4's. Slots are anywhere in pages
@@ -104,6 +103,12 @@ BETWEEN = {
 METHOD_ROWS = """\
 A request has {q_len} rows with their own windows and the same compressed slots, which count once in
 GB/s and floor. us: with a table a request. own: the time with a table a row / that with one.
+"""
+METHOD_LENGTHS = """\
+Compressed lengths are drawn from 0 to the width, so about half as many slots are read.
+"""
+METHOD_PERSISTENT = """\
+stay: the time with persistent=True, when blocks go from row to row / that without.
 """
 
 
@@ -256,17 +261,21 @@ def run_decode(
     config = CONFIGS[case.config]
     cold_bytes = 0 if options.check_only else COLD * l2_bytes(pools.device)
     q_len = options.q_len
-    copies = num_copies(config, case.format, case.batch, cold_bytes, q_len)
-    steps = make_steps(config, case.heads, case.batch, copies, pools, q_len)
+    drawn = options.lengths == "drawn"
+    copies = num_copies(config, case.format, case.batch, cold_bytes * (1 + drawn), q_len)
+    steps = make_steps(config, case.heads, case.batch, copies, pools, q_len, drawn)
     out = torch.empty(steps[0].query.shape, dtype=torch.bfloat16, device=pools.device)
 
-    def calls_of(steps: Sequence[Step]) -> list[Call]:
-        scratch = workspace(steps[0])
-        return [operator_call(step, out, scratch) for step in steps]
+    def calls_of(steps: Sequence[Step], persistent: bool = False) -> list[Call]:
+        scratch = workspace(steps[0]) if options.workspace == "best" else None
+        return [operator_call(step, out, scratch, persistent) for step in steps]
 
-    variants = {"dsv4": calls_of([with_one_table(step) for step in steps])}
+    shared = [with_one_table(step) for step in steps]
+    variants = {"dsv4": calls_of(shared)}
     if q_len > 1:
         variants["own"] = calls_of(steps)
+    if options.persistent:
+        variants["stay"] = calls_of(shared, persistent=True)
 
     out.fill_(math.nan)
     variants["dsv4"][0]()
@@ -281,7 +290,7 @@ def run_decode(
         if peer_verdict.ok:
             variants["peer"] = calls
 
-    us = dict.fromkeys(("dsv4", "own", "peer"), math.nan)
+    us = dict.fromkeys(("dsv4", "own", "stay", "peer"), math.nan)
     if verdicts[0].ok and not options.check_only:
         rounds = -(-FEWEST_CALLS // copies)
         rotating = {name: calls * rounds for name, calls in variants.items()}
@@ -291,8 +300,10 @@ def run_decode(
         if pools.device.type == "cuda":  # of the last call in the graph
             verdicts.append(check(out, steps[-1]))
 
-    slots = case.batch * q_len * (WINDOW + config.width)
-    num_bytes = kv_bytes(config, case.format, case.batch, q_len)
+    window, compressed = steps[0].window, steps[0].compressed
+    lens = window.lens.new_zeros(1) if compressed is None else compressed.lens
+    slots = int(window.lens.sum() + lens.sum())
+    num_bytes = int(window.lens.sum() + lens[::q_len].sum()) * SLOT_BYTES[case.format]
     return {
         **case._asdict(),
         "slots": f"{WINDOW}+{config.width}",
@@ -304,6 +315,7 @@ def run_decode(
         "error": max(verdict.error for verdict in verdicts),
         "ok": all(verdict.ok for verdict in verdicts),
         "own": us["own"] / us["dsv4"],
+        "stay": us["stay"] / us["dsv4"],
         "peer_us": us["peer"],
         "ratio": us["peer"] / us["dsv4"],
         "peer_error": peer_verdict.error,
@@ -313,7 +325,7 @@ def run_decode(
 
 DECODE_HEAD = (
     f"{'':1} {'KV':6} {'heads':>5} {'B':>4} {'slots':>8} {'us':>9} {'GB/s':>5} {'floor':>5} "
-    f"{'TFLOP/s':>7} {'error':>7} {'own':>6} {'peer us':>9} {'ratio':>6}"
+    f"{'TFLOP/s':>7} {'error':>7} {'own':>6} {'stay':>6} {'peer us':>9} {'ratio':>6}"
 )
 
 
@@ -328,6 +340,7 @@ def decode_line(row: dict[str, object]) -> str:
         )
     text += f"{row['error']:7.1e} "
     text += " " * 6 if math.isnan(row["own"]) else f"{row['own']:5.2f}x"
+    text += " " * 7 if math.isnan(row["stay"]) else f" {row['stay']:5.2f}x"
     if not math.isnan(row["ratio"]):
         text += f" {row['peer_us']:9.2f} {row['ratio']:5.2f}x"
     if not row["ok"]:
@@ -479,7 +492,9 @@ def _print_rules(options: argparse.Namespace, device: torch.device, peer: Peer |
             times=COLD,
             bandwidth=options.gather_bandwidth,
             rows=CHECKED_ROWS,
+            lengths=METHOD_LENGTHS if options.lengths == "drawn" else "",
             rows_of_request=METHOD_ROWS.format(q_len=options.q_len) if options.q_len > 1 else "",
+            persistent=METHOD_PERSISTENT if options.persistent else "",
             peer="none" if peer is None else peer.name,
         )
     print_head(
@@ -524,6 +539,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--q-len", type=int, default=1, metavar="N", help="query rows a request (%(default)s)"
+    )
+    parser.add_argument(
+        "--lengths", choices=["full", "drawn"], default="full",
+        help="of the compressed segment: its width, or drawn from 0 to it (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workspace", choices=["best", "none"], default="best",
+        help="none: no row can be cut (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persistent", action="store_true", help="beside it, blocks that go from row to row"
     )
     parser.add_argument(
         "--format", type=names(FORMATS), dest="formats", default=["packed"], metavar="NAME,...",

@@ -211,12 +211,19 @@ def _make_e4m3(codes: Tensor, base: int) -> None:
 
 
 def make_steps(
-    config: Config, heads: int, batch: int, copies: int, pools: Pools, q_len: int = 1
+    config: Config,
+    heads: int,
+    batch: int,
+    copies: int,
+    pools: Pools,
+    q_len: int = 1,
+    draw_lengths: bool = False,
 ) -> list[Step]:
     """`copies` decodes of the same query over different slots.
 
     Query and lengths are one tensor for all: those an engine finds in L2, the KV it does not. The
-    q_len rows of a request have the same compressed slots, each in a table of its own.
+    q_len rows of a request have the same compressed slots, each in a table of its own. Tables are
+    full, or compressed lengths are drawn from 0 to the width.
     """
     device, format, rows = pools.device, pools.format, batch * q_len
     query = torch.randn(batch, q_len, heads, HEAD_DIM, device=device)
@@ -224,22 +231,26 @@ def make_steps(
     query = (query / QUERY_SCALE).to(torch.float8_e4m3fn) if is_e4m3 else query.to(torch.bfloat16)
 
     def segments(
-        name: str, width: int, page_size: int, run: int, by_page: bool, rows_each: int
+        name: str, width: int, page_size: int, run: int, by_page: bool, rows_each: int, draw: bool
     ) -> list[Segment]:
         table = pools.tables(rows // rows_each * copies, width, run)
         if by_page:
             table = table[:, ::page_size] // page_size
         table = table.repeat_interleave(rows_each, 0)
         lens = torch.full((rows,), width, dtype=torch.int32, device=device)
+        if draw:
+            drawn = torch.randint(0, width + 1, (rows // rows_each,), device=device)
+            lens = drawn.int().repeat_interleave(rows_each)
         cache = pools.cache(name, page_size)
         return [Segment(cache, part.contiguous(), lens, by_page) for part in table.split(rows)]
 
-    windows = segments("window", WINDOW, WINDOW_PAGE, WINDOW_PAGE, False, 1)
+    windows = segments("window", WINDOW, WINDOW_PAGE, WINDOW_PAGE, False, 1, False)
     compressed: Sequence[Segment | None] = [None] * copies
     if config.width > 0:
         compressed = segments(
-            "compressed", config.width, config.page_size, config.run, config.by_page(format), q_len
-        )
+            "compressed", config.width, config.page_size, config.run, config.by_page(format), q_len,
+            draw_lengths,
+        )  # fmt: skip
     scale1 = SOFTMAX_SCALE * (QUERY_SCALE * KV_SCALE if is_e4m3 else 1.0)
     scale2 = KV_SCALE if is_e4m3 else 1.0
     return [
@@ -268,7 +279,9 @@ def num_copies(config: Config, format: str, batch: int, cold_bytes: int, q_len: 
     return max(2, -(-cold_bytes // kv_bytes(config, format, batch, q_len)))
 
 
-def operator_call(step: Step, out: Tensor, scratch: Tensor) -> Call:
+def operator_call(
+    step: Step, out: Tensor, scratch: Tensor | None, persistent: bool = False
+) -> Call:
     """The step as a call of the operator under all front doors."""
     window, compressed = step.window, step.compressed
     second = () if compressed is None else (compressed.cache, compressed.table, compressed.lens)
@@ -284,5 +297,6 @@ def operator_call(step: Step, out: Tensor, scratch: Tensor) -> Call:
         bmm1_scale=step.bmm1_scale,
         bmm2_scale=step.bmm2_scale,
         page_table=compressed is not None and compressed.is_page_table,
+        persistent=persistent,
         out=out,
     )
