@@ -94,6 +94,8 @@ bytes, half of them read and half written; of copy: its time / dsv4's. Slots are
 of 64. Both rotate over {most} sets of buffers, or as few as take {cold:.0f} MB (L2 x {times}).
 The first 16 rows must equal the CPU engine's bytes, else nothing is timed."""
 
+BESIDE = "own", "apart", "stay"  # variants whose times are given as ratios
+
 BETWEEN = {
     False: "A call may begin while the one before it ends, if it allows that (--separate).",
     True: "A kernel that does nothing parts the calls; its time is taken off.",
@@ -102,7 +104,8 @@ BETWEEN = {
 
 METHOD_ROWS = """\
 A request has {q_len} rows with their own windows and the same compressed slots, which count once in
-GB/s and floor. us: with a table a request. own: the time with a table a row / that with one.
+GB/s and floor. us: with a table a request. own: the time with tables of pages a row, which say the
+same / us. apart: the time of as many requests of one row / us.
 """
 METHOD_LENGTHS = """\
 Compressed lengths are drawn from 0 to the width, so about half as many slots are read.
@@ -268,12 +271,16 @@ def run_decode(
 
     def calls_of(steps: Sequence[Step], persistent: bool = False) -> list[Call]:
         scratch = workspace(steps[0]) if options.workspace == "best" else None
-        return [operator_call(step, out, scratch, persistent) for step in steps]
+        result = out.view(steps[0].query.shape)
+        return [operator_call(step, result, scratch, persistent) for step in steps]
 
     shared = [with_one_table(step) for step in steps]
     variants = {"dsv4": calls_of(shared)}
     if q_len > 1:
-        variants["own"] = calls_of(steps)
+        if config.by_page(case.format):
+            variants["own"] = calls_of(steps)
+        query = steps[0].query.flatten(0, 1)[:, None]
+        variants["apart"] = calls_of([step._replace(query=query) for step in steps])
     if options.persistent:
         variants["stay"] = calls_of(shared, persistent=True)
 
@@ -290,7 +297,7 @@ def run_decode(
         if peer_verdict.ok:
             variants["peer"] = calls
 
-    us = dict.fromkeys(("dsv4", "own", "stay", "peer"), math.nan)
+    us = dict.fromkeys(("dsv4", "own", "apart", "stay", "peer"), math.nan)
     if verdicts[0].ok and not options.check_only:
         rounds = -(-FEWEST_CALLS // copies)
         rotating = {name: calls * rounds for name, calls in variants.items()}
@@ -314,8 +321,7 @@ def run_decode(
         "tflop_per_s": 4 * HEAD_DIM * slots * case.heads / us["dsv4"] / 1e6,
         "error": max(verdict.error for verdict in verdicts),
         "ok": all(verdict.ok for verdict in verdicts),
-        "own": us["own"] / us["dsv4"],
-        "stay": us["stay"] / us["dsv4"],
+        **{name: us[name] / us["dsv4"] for name in BESIDE},
         "peer_us": us["peer"],
         "ratio": us["peer"] / us["dsv4"],
         "peer_error": peer_verdict.error,
@@ -325,7 +331,7 @@ def run_decode(
 
 DECODE_HEAD = (
     f"{'':1} {'KV':6} {'heads':>5} {'B':>4} {'slots':>8} {'us':>9} {'GB/s':>5} {'floor':>5} "
-    f"{'TFLOP/s':>7} {'error':>7} {'own':>6} {'stay':>6} {'peer us':>9} {'ratio':>6}"
+    f"{'TFLOP/s':>7} {'error':>7} {'own':>6} {'apart':>6} {'stay':>6} {'peer us':>9} {'ratio':>6}"
 )
 
 
@@ -338,9 +344,9 @@ def decode_line(row: dict[str, object]) -> str:
             f"{row['us']:9.2f} {row['gb_per_s']:5.0f} {100 * row['floor_share']:4.0f}% "
             f"{row['tflop_per_s']:7.1f} "
         )
-    text += f"{row['error']:7.1e} "
-    text += " " * 6 if math.isnan(row["own"]) else f"{row['own']:5.2f}x"
-    text += " " * 7 if math.isnan(row["stay"]) else f" {row['stay']:5.2f}x"
+    text += f"{row['error']:7.1e}"
+    for name in BESIDE:
+        text += " " * 7 if math.isnan(row[name]) else f" {row[name]:5.2f}x"
     if not math.isnan(row["ratio"]):
         text += f" {row['peer_us']:9.2f} {row['ratio']:5.2f}x"
     if not row["ok"]:

@@ -266,6 +266,11 @@ class Problem:
         return 1 if self.compressed is None else self.compressed.rows_per_table
 
     @property
+    def rows_per_group(self):
+        """Rows that a GPU may decode together, as workspace_size wants to know it."""
+        return self.query.shape[1] if self.form == "hca" else self.rows_per_table
+
+    @property
     def segments(self):
         return [segment for segment in (self.swa, self.compressed) if segment is not None]
 
@@ -412,7 +417,8 @@ def problem(
     layout: HND, NHD, 3-D or 2-D. flat: a 3-D query where the form allows it. q_lens: a varlen
     token_sparse batch. lens: "full" for rows without a tail. padded: there is NaN between pages,
     and between the tokens of 512-wide caches; page_pad: elements between pages of the latter.
-    one_table: the rows of a request have one compressed table.
+    one_table: the rows of a request have one compressed table; "copies": each has its own, which
+    says the same as far as the row goes.
     """
     rows = sum(q_lens) if q_lens is not None else batch * q_len
     segment_args = dict(
@@ -434,7 +440,7 @@ def problem(
         paged = form == "hca"
         compressed = segment(
             rows, w2, p2, fmt, page_table=paged, rows_per_table=q_len if one_table else 1,
-            device=device, **segment_args,
+            copies=one_table == "copies", device=device, **segment_args,
         )  # fmt: skip
     if form == "token_sparse":
         table = torch.cat([swa.indices, compressed.indices], 1)
@@ -488,6 +494,7 @@ def segment(
     loc=0.0,
     num_pages=None,
     rows_per_table=1,
+    copies=False,
     device="cpu",
 ):
     """A cache, a table of `width` slots a row, and lengths; only valid slots hold numbers."""
@@ -501,9 +508,12 @@ def segment(
     # Slot (or page) 0 is never named: a hole that is read as slot 0 shows.
     named = 1 + torch.randperm(limit - 1)[: max(1, limit // 2)]
     covered = (lens.long().clamp(0, width) + page_size - 1) // page_size if page_table else lens
-    covered = covered.view(-1, rows_per_table).amax(1)
-    indices = index_table(len(covered), columns, limit, covered, named, holes=holes, device=device)
-    if rows_per_table > 1:
+    longest = covered.view(-1, rows_per_table).amax(1)
+    indices = index_table(len(longest), columns, limit, longest, named, holes=holes, device=device)
+    if copies:
+        lanes = indices.long().cpu().repeat_interleave(rows_per_table, 0)
+        indices = with_stale_tails(lanes, limit, covered, named, device=device)
+    elif rows_per_table > 1:
         indices = indices[:, None].expand(-1, rows_per_table, -1)
     return segment_of(
         indices, lens, page_size, num_pages, fmt, layout=layout, page_table=page_table,
@@ -695,7 +705,7 @@ def workspace_for(problem, workspace="best", batch_invariant=False):
     elif workspace == "best":
         workspace = dsv4.workspace_size(
             problem.rows, problem.query.shape[-2], *problem.widths, device=problem.query.device,
-            batch_invariant=batch_invariant, table_rows=problem.rows_per_table,
+            batch_invariant=batch_invariant, table_rows=problem.rows_per_group,
         )  # fmt: skip
     return Workspace(workspace, problem.query.device)
 

@@ -159,6 +159,74 @@ def poison(cache, slot, value, layout):
         data[page, at, 448:] = rope.view(torch.uint8)
 
 
+# --- tables of their own, which GPUs take for one if the rows' entries are the same
+
+
+@pytest.mark.parametrize(("heads", "q_len"), [(5, 2), (8, 4), (4, 7), (16, 3), (21, 2)])
+@pytest.mark.parametrize("page_size", [1, 2, 16, 128])
+@pytest.mark.parametrize("fmt", ["bf16", "e4m3"])
+@pytest.mark.parametrize("workspace", ["best", "none"])
+def test_copies_of_a_table(engine, fmt, heads, q_len, page_size, workspace):
+    """Stale entries behind a row's end do not count, whichever of the rows is the longest."""
+    problem = cases.problem(
+        "hca", fmt, heads, 128, 300, p2=page_size, q_len=q_len, batch=2, one_table="copies",
+        device=engine.device,
+    )  # fmt: skip
+    sinks = torch.randn(heads, device=engine.device)
+    check(problem, door="front", workspace=workspace, sinks=sinks)
+
+
+@pytest.mark.parametrize("column", [0, 7, -1])
+@pytest.mark.parametrize("row", [0, 1, 3])
+@pytest.mark.parametrize("entry", ["other page", "hole"])
+@pytest.mark.parametrize("workspace", ["best", "none"])
+def test_an_entry_that_differs(engine, column, row, entry, workspace):
+    problem = cases.problem(
+        "hca", "bf16", 8, 128, 600, p2=2, q_len=4, batch=2, one_table="copies", lens="full",
+        holes=0.0, device=engine.device,
+    )  # fmt: skip
+    table, keys = problem.compressed.indices, problem.compressed.cache
+    page = int(table[row, column])
+    table[table == page] = int(table[row, column - 1])  # elsewhere
+    table[:4, column] = page
+    if entry == "hole":
+        table[row, column] = -1
+    else:
+        named = torch.zeros(keys.shape[0], dtype=torch.bool).index_fill(
+            0, table.flatten().long().cpu(), True
+        )
+        page = int((~named).nonzero()[0])
+        table[row, column] = page
+    # A key that the row would not overlook.
+    keys[page] = problem.query.flatten(0, 1)[row, 0]
+    out, _ = check(problem, workspace=workspace)
+    misses = (out.flatten(0, 1)[row, 0].float() - keys[page].flatten(0, -2)[0].float()).abs()
+    assert (misses.max() < 0.1) == (entry == "other page")
+
+
+def test_copies_are_decoded_together(engine):
+    """And what differs is decoded once more."""
+    if not simulated.is_loaded() or engine.name == "cpu":
+        pytest.skip("only simulated GPUs count what they execute")
+
+    def instructions(one_table, differ=False):
+        torch.manual_seed(0)
+        problem = cases.problem(
+            "hca", "e4m3", 4, 128, 640, p2=2, q_len=4, batch=1, one_table=one_table, lens="full",
+            holes=0.0,
+        )  # fmt: skip
+        if differ:
+            problem.compressed.indices[2, 5] = -1
+        record = simulated.record(lambda: check(problem))
+        assert record.schedules[-1]["group_rows"] == 4
+        warps = record.launches[0]["counters"]["warps"]
+        return sum(sum(warp["instructions"].values()) for warp in warps)
+
+    one = instructions(True)
+    assert instructions("copies") < 1.2 * one
+    assert instructions("copies", differ=True) > 2 * one
+
+
 def test_batch_invariant_decodes_do_not_group(engine):
     problem = shared("packed", "packed", 8, 128, 200, q_len=4, batch=3, device=engine.device)
     out, lse = check(problem, batch_invariant=True)

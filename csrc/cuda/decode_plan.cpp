@@ -39,7 +39,16 @@ int alignment_of(const void* pointer) {
 Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, DecodePlan* plan) {
   ScheduleInput input;
   input.rows = problem.batch * problem.q_len;
-  if (problem.compressed.index_row_stride == 0) input.table_rows = problem.q_len;
+  const Segment& compressed = problem.compressed;
+  if (compressed.index_row_stride == 0) {
+    input.table_rows = problem.q_len;
+  } else if (compressed.index_form == IndexForm::kPageTable &&
+             problem.kv_format != KvFormat::kPacked) {
+    // Pages are a request's, so its rows' tables of them hardly ever differ. Engines keep packed
+    // caches' tables by slot.
+    input.table_rows = problem.q_len;
+    input.compares_tables = true;
+  }
   input.heads = problem.heads;
   input.window_slots = segment_width(problem.window);
   input.compressed_slots = segment_width(problem.compressed);
@@ -53,6 +62,7 @@ Status plan_decode(const DecodeProblem& problem, const EngineCosts& costs, Decod
   }
   *plan = {};
   DSV4_RETURN_IF_FAILED(schedule_on(problem.device, input, costs, room, &plan->schedule));
+  plan->compares_tables = input.compares_tables;
   if (plan->schedule.balanced) {
     uint8_t* base = static_cast<uint8_t*>(workspace);
     plan->partial_out = reinterpret_cast<float*>(base);

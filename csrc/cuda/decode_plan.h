@@ -14,6 +14,7 @@ namespace dsv4::cuda {
 
 struct DecodePlan {
   Schedule schedule;
+  bool compares_tables;  // of the rows of a group
 
   // In the workspace; balanced schedules only.
   float* partial_out;   // [2 num_shares, group_rows, heads, 512] divided by its own sum of weights

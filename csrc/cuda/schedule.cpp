@@ -36,7 +36,8 @@ void lay_out(const ScheduleInput& input, Schedule& schedule) {
 // The most rows of a table that fit into a tile of heads, in groups of about the same size.
 int32_t rows_of_group(const ScheduleInput& input, int32_t head_tile) {
   if (input.batch_invariant || input.compressed_slots == 0) return 1;
-  const int64_t most = std::clamp<int64_t>(head_tile / input.heads, 1, kMaxGroupRows);
+  const int64_t most = std::clamp<int64_t>(
+      head_tile / input.heads, 1, input.compares_tables ? kMaxComparedRows : kMaxGroupRows);
   return int32_t(divide_up(input.table_rows, divide_up(input.table_rows, most)));
 }
 
@@ -75,7 +76,8 @@ Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,
     schedule.num_head_tiles = int32_t(divide_up(heads, schedule.head_tile));
     const int64_t max_shares =
         std::max<int64_t>(1, input.blocks / (schedule.num_head_tiles * costs.num_blocks[tile]));
-    const double unit = costs.unit[tile];
+    const bool compares = group_rows > 1 && input.compares_tables;
+    const double unit = costs.unit[tile] * (compares ? costs.comparison : 1.0);
 
     const double row_time = double(units) * unit + costs.row[tile];
     const bool long_rows = row_time >= kLongRow * costs.block[tile];

@@ -52,12 +52,18 @@ struct EngineCosts {
   double combine;         // a combine kernel
   double combine_part;    // each part of a row in it
   double partial_head;    // writing and reading a head's partial result, by all blocks together
+  double comparison;      // one step where tables are compared / unit
   int32_t window_unit;    // the compressed slots of a row begin at a multiple of it, a power of 2
 };
 
+// A slot has a bit for each row of a group. Where the rows' tables are compared, an entry of each
+// is in flight.
+inline constexpr int kMaxGroupRows = 8, kMaxComparedRows = 4;
+
 struct ScheduleInput {
   int64_t rows = 0;
-  int64_t table_rows = 1;  // neighbours that have one compressed table
+  int64_t table_rows = 1;        // neighbours that have one compressed table
+  bool compares_tables = false;  // of these, before it takes them for one
   int64_t heads = 0;
   int64_t window_slots = 0;  // width of each segment
   int64_t compressed_slots = 0;
@@ -68,9 +74,6 @@ struct ScheduleInput {
 
 // Beyond this many rows a block does not look for its share, and whole rows balance well.
 inline constexpr int64_t kMaxBalancedRows = 1024;
-
-// A slot has a bit for each row of a group.
-inline constexpr int kMaxGroupRows = 8;
 
 // The schedule that should be fastest, given `workspace_bytes` for partial results.
 Schedule make_schedule(const ScheduleInput& input, const EngineCosts& costs,

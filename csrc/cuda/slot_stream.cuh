@@ -30,7 +30,11 @@ struct GroupOfRows {
 //                        but a weight of 0 times NaN is NaN. So the roles that store outputs set a
 //                        flag when one of them is not finite, and the share is decoded once more,
 //                        each row alone.
-template <int kWindowUnit, int kStepSlots, int kAssignments, bool kRowGroups, class Storage>
+// and with kComparesTables, where the rows of a group have tables of their own,
+//   tables_differ        [warps]. The entries of the longest row are those of the group. A lane
+//                        that finds another one in a row's table sets a flag, to the same effect.
+template <int kWindowUnit, int kStepSlots, int kAssignments, bool kRowGroups, bool kComparesTables,
+          class Storage>
 class SlotStream {
   static constexpr int32_t kNotBegun = -2;
 
@@ -39,6 +43,8 @@ class SlotStream {
     int32_t entry;   // of the index table; -1 for no slot
     int32_t column;  // in its segment
     uint32_t flags;  // below
+    // With kComparesTables: what the tables of rows that see it have in its place.
+    int32_t own_entry[kComparesTables ? kMaxComparedRows : 1];
 
     // A bit for each row of the group that sees it.
     __device__ __forceinline__ uint32_t rows() const { return flags & 0xff; }
@@ -91,6 +97,9 @@ class SlotStream {
           __ldg(in_window ? window_indices + index_column(problem_.window, slot.column)
                           : compressed_indices_ + index_column(problem_.compressed, slot.column));
     }
+    if constexpr (kComparesTables) {
+      if (!in_window) read_own_entries(rows, slot);
+    }
     slot.flags = rows | uint32_t(in_window) << 8;
     step_ += kStepSlots;
     --steps_left_;
@@ -117,8 +126,22 @@ class SlotStream {
         }
         if (slot.flags == kNotYet) continue;
         if (slot.flags == kEnd) break;
+        compare_entries(slot);
         act(slot);
       }
+    }
+  }
+
+  // For a slot whose entry is there, before its key is handed on.
+  __device__ __forceinline__ void compare_entries(const Slot& slot) const {
+    if constexpr (kComparesTables) {
+      if (slot.in_window() || place_.only_row >= 0) return;
+      bool differs = false;
+#pragma unroll
+      for (int i = 0; i < kMaxComparedRows; ++i) {
+        if (slot.rows() >> i & 1) differs = differs || slot.own_entry[i] != slot.entry;
+      }
+      if (differs) smem_.tables_differ[warp_] = true;
     }
   }
 
@@ -143,13 +166,34 @@ class SlotStream {
     return place_.only_row < 0 ? rows : rows >> place_.only_row & 1;
   }
 
+  // Starts to read them.
+  __device__ __forceinline__ void read_own_entries(uint32_t rows, Slot& slot) const {
+    if (place_.only_row >= 0) return;
+    const int32_t* const entry =
+        compressed_indices_ + index_column(problem_.compressed, slot.column);
+#pragma unroll
+    for (int i = 0; i < kMaxComparedRows; ++i) {
+      if (rows >> i & 1) {
+        slot.own_entry[i] = __ldg(entry + (i - table_row_) * problem_.compressed.index_row_stride);
+      }
+    }
+  }
+
+  // Of a group, the row whose compressed table is read.
+  __device__ __forceinline__ int32_t find_table_row(const Work& work) const {
+    if (!kComparesTables) return 0;
+    if (place_.only_row >= 0) return place_.only_row;
+    return __ffs(__ballot_sync(0xffffffffu, work.lengths.compressed == work.longest)) - 1;
+  }
+
   __device__ __forceinline__ bool next_work() {
     Work work;
     if (!Share<kWindowUnit, kRowGroups>(problem_, schedule_, place_).next(work)) return false;
     if (warp_ == 0) announce(make_assignment(schedule_, place_, work, first_head_));
     works_.advance();
     window_indices_ = index_row(problem_, problem_.window, work.row);
-    compressed_indices_ = index_row(problem_, problem_.compressed, work.row);
+    table_row_ = find_table_row(work);
+    compressed_indices_ = index_row(problem_, problem_.compressed, work.row + table_row_);
     window_length_ = work.lengths.window;
     window_end_ = work.window_end;
     step_ = work.begin;
@@ -194,6 +238,10 @@ class SlotStream {
     bool spoiled = false;
 #pragma unroll 1
     for (const bool& flag : smem_.spoiled) spoiled = spoiled || flag;
+    if constexpr (kComparesTables) {
+#pragma unroll 1
+      for (const bool& flag : smem_.tables_differ) spoiled = spoiled || flag;
+    }
     return spoiled;
   }
 
@@ -207,6 +255,7 @@ class SlotStream {
   Ring<kAssignments> works_;
   const int32_t* window_indices_;
   const int32_t* compressed_indices_;
+  int32_t table_row_;
   int32_t window_length_, window_end_;
   int32_t step_, end_;  // columns
   int32_t steps_left_ = 0;

@@ -20,6 +20,7 @@ struct Work {
   int32_t row, num_rows;
   int32_t begin, end;
   int32_t window_pitch, window_end;
+  int32_t longest;     // of the rows' compressed lengths
   RowLengths lengths;  // of row min(lane, num_rows - 1) of the group
   bool begins_row, ends_row;
   RowParts parts;  // which shares hold the group, where it begins and may be cut; else {0, 0}
@@ -175,6 +176,7 @@ class Share {
     const int32_t my_row = kRowGroups ? min(int32_t(threadIdx.x % 32), group.num_rows - 1) : 0;
     work.lengths = row_lengths(problem_, group.row + my_row);
     const RowLengths longest = longest_of(work.lengths, group.num_rows);
+    work.longest = longest.compressed;
     work.window_pitch = pitch_of(longest);
     work.window_end = work.window_pitch * group.num_rows;
     const int32_t length = work.window_end + longest.compressed;

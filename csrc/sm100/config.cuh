@@ -42,7 +42,8 @@ template <class Cfg>
 struct SharedStorage;
 
 // kRowGroups: rows that have one compressed table are decoded together (schedule.h).
-template <class Format_, bool kRowGroups_>
+// kComparesTables: or have tables of their own, which are compared.
+template <class Format_, bool kRowGroups_, bool kComparesTables_>
 struct Config {
   using Format = Format_;
   using Storage = SharedStorage<Config>;
@@ -85,6 +86,7 @@ struct Config {
 
   static constexpr int kSlotsPerThread = kTileSlots / 2;  // softmax: two threads share a head
   static constexpr bool kRowGroups = kRowGroups_;
+  static constexpr bool kComparesTables = kComparesTables_;
   static constexpr int kMaxRows = kRowGroups ? kMaxGroupRows : 1;
 };
 
@@ -118,6 +120,7 @@ struct SharedStorage {
   // From the lanes of a gather warp to the one that copies.
   alignas(16) int32_t rows[Cfg::kGatherWarps][Cfg::kSlotsPerGatherWarp];
   bool spoiled[Cfg::kRowGroups ? Cfg::kSoftmaxWarps : 1];  // slot_stream.cuh
+  bool tables_differ[Cfg::kComparesTables ? Cfg::kGatherWarps : 1];
   GroupOfRows group[Cfg::kRowGroups ? Cfg::kGatherWarps : 1];
   Assignment assignment[Cfg::kAssignments];
   uint32_t tensor_memory;
@@ -153,6 +156,7 @@ struct SharedStorage {
   __device__ __forceinline__ void init_barriers(int softmax_warps) {
     if (Cfg::kRowGroups) {
       for (bool& flag : spoiled) flag = false;
+      for (bool& flag : tables_differ) flag = false;
     }
     for (int i = 0; i < Cfg::kGranules; ++i) {
       full[i].init(Cfg::kGatherWarps);

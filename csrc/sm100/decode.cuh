@@ -94,12 +94,18 @@ __global__ void __launch_bounds__(Cfg::kThreads, 1)
   }
 }
 
-template <class Format, bool kRowGroups>
+template <class Format, bool kRowGroups, bool kComparesTables>
 Status launch_decode(const DecodeParams& params, Stream stream) {
-  using Cfg = Config<Format, kRowGroups>;
+  using Cfg = Config<Format, kRowGroups, kComparesTables>;
   static_assert(sizeof(SharedStorage<Cfg>) <= 227 * 1024, "what a block has on SM100");
   return cuda::launch_decode<decode_kernel<Cfg>>(params, stream, Cfg::kThreads,
                                                  sizeof(SharedStorage<Cfg>));
+}
+
+template <class Format>
+Status launch_decode_of_groups(const DecodeParams& params, Stream stream) {
+  return params.compares_tables ? launch_decode<Format, true, true>(params, stream)
+                                : launch_decode<Format, true, false>(params, stream);
 }
 
 }  // namespace dsv4::sm100

@@ -4,7 +4,7 @@
 namespace dsv4::sm100 {
 
 Status launch_decode_bf16(const DecodeParams& params, Stream stream) {
-  return launch_decode<BFloat16Format, false>(params, stream);
+  return launch_decode<BFloat16Format, false, false>(params, stream);
 }
 
 }  // namespace dsv4::sm100

@@ -4,7 +4,7 @@
 namespace dsv4::sm100 {
 
 Status launch_decode_bf16_groups(const DecodeParams& params, Stream stream) {
-  return launch_decode<BFloat16Format, true>(params, stream);
+  return launch_decode_of_groups<BFloat16Format>(params, stream);
 }
 
 }  // namespace dsv4::sm100

@@ -4,7 +4,7 @@
 namespace dsv4::sm100 {
 
 Status launch_decode_e4m3(const DecodeParams& params, Stream stream) {
-  return launch_decode<Float8Format, false>(params, stream);
+  return launch_decode<Float8Format, false, false>(params, stream);
 }
 
 }  // namespace dsv4::sm100

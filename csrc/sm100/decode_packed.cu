@@ -4,7 +4,7 @@
 namespace dsv4::sm100 {
 
 Status launch_decode_packed(const DecodeParams& params, Stream stream) {
-  return launch_decode<PackedFormat, false>(params, stream);
+  return launch_decode<PackedFormat, false, false>(params, stream);
 }
 
 }  // namespace dsv4::sm100

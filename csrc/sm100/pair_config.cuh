@@ -67,6 +67,7 @@ struct PairConfig {
   static constexpr int kHeadsPerWarp = 32;
   static constexpr int kSlotsPerThread = kTileSlots / 2;
   static constexpr bool kRowGroups = false;  // 65 heads of a row and more
+  static constexpr bool kComparesTables = false;
   // These two warps have nothing to do in block 1: the leader, block 0, multiplies for both.
   static constexpr int kScoreWarp = 4, kOutputWarp = 5, kFirstGatherWarp = 6;
   // As in Config.

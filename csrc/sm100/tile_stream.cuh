@@ -9,7 +9,7 @@ namespace dsv4::sm100 {
 
 template <class Cfg>
 using TileStream = SlotStream<kWindowUnit, Cfg::kTileSlots, Cfg::kAssignments, Cfg::kRowGroups,
-                              typename Cfg::Storage>;
+                              Cfg::kComparesTables, typename Cfg::Storage>;
 
 // For a lane of a gather warp; warp 0 announces.
 template <class Cfg>

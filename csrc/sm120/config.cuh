@@ -54,11 +54,13 @@ __device__ __forceinline__ constexpr int group_offset(int group) {
 }
 
 // kRowGroups: rows that have one compressed table are decoded together (schedule.h).
-template <class Format_, int kHeadTile_, bool kRowGroups_>
+// kComparesTables: or have tables of their own, which are compared.
+template <class Format_, int kHeadTile_, bool kRowGroups_, bool kComparesTables_>
 struct Config {
   using Format = Format_;
   static constexpr int kHeadTile = kHeadTile_;
   static constexpr bool kRowGroups = kRowGroups_;
+  static constexpr bool kComparesTables = kComparesTables_;
   static constexpr int kRowTiles = kHeadTile / 16;  // tiles of an mma
   static constexpr int kStages = 2;
   // A producer is two stages ahead, and each stage may be of another row.
@@ -123,6 +125,7 @@ struct SharedStorage {
   alignas(8) uint8_t scale_kind[Cfg::kMathWarps];            // what each math warp has found
   alignas(4) uint8_t valid[Cfg::kStages][Cfg::kStageSlots];  // a bit for each row that sees it
   bool spoiled[Cfg::kRowGroups ? Cfg::kMathWarps : 1];       // slot_stream.cuh
+  bool tables_differ[Cfg::kComparesTables ? Cfg::kProducerWarps : 1];
   GroupOfRows group[Cfg::kRowGroups ? Cfg::kProducerWarps : 1];
   Assignment assignment[Cfg::kAssignments];
 
@@ -145,6 +148,7 @@ struct SharedStorage {
     }
     if (Cfg::kRowGroups) {
       for (bool& flag : spoiled) flag = false;
+      for (bool& flag : tables_differ) flag = false;
     }
     ptx::fence_mbarrier_init();
   }

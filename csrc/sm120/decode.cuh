@@ -271,11 +271,19 @@ Status launch_tile(const DecodeParams& params, Stream stream) {
                                                  sizeof(SharedStorage<Cfg>));
 }
 
-template <class Format, bool kRowGroups>
+template <class Format, bool kRowGroups, bool kComparesTables>
 Status launch_decode(const DecodeParams& params, Stream stream) {
   return params.schedule.head_tile == kSmallHeadTile
-             ? launch_tile<Config<Format, kSmallHeadTile, kRowGroups>>(params, stream)
-             : launch_tile<Config<Format, kLargeHeadTile, kRowGroups>>(params, stream);
+             ? launch_tile<Config<Format, kSmallHeadTile, kRowGroups, kComparesTables>>(params,
+                                                                                        stream)
+             : launch_tile<Config<Format, kLargeHeadTile, kRowGroups, kComparesTables>>(params,
+                                                                                        stream);
+}
+
+template <class Format>
+Status launch_decode_of_groups(const DecodeParams& params, Stream stream) {
+  return params.compares_tables ? launch_decode<Format, true, true>(params, stream)
+                                : launch_decode<Format, true, false>(params, stream);
 }
 
 }  // namespace dsv4::sm120

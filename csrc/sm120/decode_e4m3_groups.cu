@@ -4,7 +4,7 @@
 namespace dsv4::sm120 {
 
 Status launch_decode_e4m3_groups(const DecodeParams& params, Stream stream) {
-  return launch_decode<Float8Format, true>(params, stream);
+  return launch_decode_of_groups<Float8Format>(params, stream);
 }
 
 }  // namespace dsv4::sm120

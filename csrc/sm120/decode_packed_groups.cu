@@ -4,7 +4,7 @@
 namespace dsv4::sm120 {
 
 Status launch_decode_packed_groups(const DecodeParams& params, Stream stream) {
-  return launch_decode<PackedFormat, true>(params, stream);
+  return launch_decode<PackedFormat, true, false>(params, stream);
 }
 
 }  // namespace dsv4::sm120

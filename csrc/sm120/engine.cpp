@@ -38,6 +38,7 @@ EngineCosts costs(KvFormat format) {
   costs.combine = 3.0;
   costs.combine_part = 0.1;
   costs.partial_head = 0.0012;
+  costs.comparison = 1.1;
   costs.window_unit = kWindowUnit;
   return costs;
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ void produce(const DecodeParams& params, SharedStorag
                                         int32_t share, int first_head, int warp) {
   using Format = typename Cfg::Format;
   using Slots = SlotStream<kWindowUnit, Cfg::kStageSlots, Cfg::kAssignments, Cfg::kRowGroups,
-                           SharedStorage<Cfg>>;
+                           Cfg::kComparesTables, SharedStorage<Cfg>>;
   const int lane = threadIdx.x % 32;
   const bool owns_slot = lane < Cfg::kSlotsPerProducer;
   const int first_slot = warp * Cfg::kSlotsPerProducer, my_slot = first_slot + lane;

@@ -99,7 +99,8 @@ struct Segment {
   const int32_t* indices = nullptr;  // [batch, q_len, columns]; null: the segment is absent
   int64_t index_batch_stride = 0;
   int64_t index_row_stride = 0;  // 0: one table a request; in the compressed segment, GPUs then
-                                 // read each of its keys once for several rows
+                                 // read each of its keys once for several rows. Tables of pages
+                                 // of 512-wide caches may also be copies, which GPUs compare
   int64_t columns = 0;           // slots (token rows) or pages (page table) a row
   LengthView length;             // in slots, for both index forms
 };
@@ -169,7 +170,8 @@ struct DecodeProblem {
 struct DecodeShape {
   Device device;
   int64_t rows = 0;        // batch * q_len
-  int64_t table_rows = 1;  // neighbours with one compressed table: q_len, if index_row_stride is 0
+  int64_t table_rows = 1;  // neighbours that may have one compressed table: q_len, if
+                           // index_row_stride is 0 or the table is one of pages
   int64_t heads = 0;
   int64_t window_slots = 0;      // width of the window table
   int64_t compressed_slots = 0;  // width of the compressed table, in slots

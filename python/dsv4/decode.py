@@ -169,10 +169,12 @@ def trtllm_batch_decode_sparse_mla_dsv4(
 
     rows is B * Q, or the first dimension of a 3-D query. Tables and lengths are int32.
 
-    Several rows of a request (MTP, speculative decoding) with one compressed table: where the table
-    says so, as [B, pages], or as [B, Q, W] expanded over Q (stride 0), a GPU reads a key once for
-    up to 8 rows whose heads fit into one tile of its tensor cores. Lengths and windows stay each
-    row's own. `dsv4.workspace_size` wants to know (table_rows).
+    Several rows of a request (MTP, speculative decoding) with one compressed table: a GPU reads a
+    key once for up to 8 rows whose heads fit into one tile of its tensor cores. Where the table
+    says so, as [B, pages], or as [B, Q, W] expanded over Q (stride 0), at no price; in the HCA form
+    with [rows, pages] after a comparison of the entries that count, for up to 4 rows: where they
+    differ, the rows are decoded once more, each alone. Lengths and windows stay each row's own.
+    `dsv4.workspace_size` wants to know (table_rows).
 
     Parameters
     ----------

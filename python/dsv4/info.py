@@ -85,8 +85,8 @@ def workspace_size(
     compressed_width   columns of the compressed table, in slots (HCA: pages * page_size)
     device             None: the CPU
     batch_invariant    for decodes that fix their splits
-    table_rows         neighbouring query rows that have one compressed table: Q, if the table is
-                       given once a request
+    table_rows         neighbouring query rows that may have one compressed table: Q in the HCA
+                       form, and where the table is given once a request
 
     Less is allowed, down to none. For a pool of shapes take the largest.
     Raises ValueError for a negative size, and for table_rows below 1.

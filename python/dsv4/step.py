@@ -83,10 +83,12 @@ class Step(NamedTuple):
         ]
 
     def rows_per_table(self) -> int:
-        """Rows of a request that have one compressed table."""
-        if self.compressed is None or self.compressed.table.dim() == 2:
+        """Rows of a request that have one compressed table, or tables of pages of their own, which
+        GPUs take for one where they are the same."""
+        if self.compressed is None or self.query.dim() == 3:
             return 1
-        return self.compressed.table.shape[1]
+        one_table = self.compressed.table.dim() == 3
+        return self.query.shape[1] if one_table or self.compressed.is_page_table else 1
 
     def num_slots(self) -> int:
         return sum(int(segment.slots()[1].sum()) for segment in self.segments())

@@ -189,9 +189,16 @@ def one_table(check: Check) -> Iterator[Trial]:
             step = hostile.step(
                 form, format, heads, [4] * requests, 2 * check.sizes.width, one_table=True
             )
-            yield _decoded(
-                check, f"{form} {format}, {heads} heads, {requests} x 4 rows", form, step
-            )
+            name = f"{form} {format}, {heads} heads, {requests} x 4 rows"
+            yield _decoded(check, name, form, step)
+            if form == "HCA":
+                assert step.compressed is not None
+                copies = step.compressed.table.flatten(0, 1).contiguous()
+                one_differs = copies.clone()
+                one_differs[2, 0] = -1
+                for table, says in ((copies, "same"), (one_differs, "different")):
+                    own = step._replace(compressed=step.compressed._replace(table=table))
+                    yield _decoded(check, f"{name}, {says} tables", form, own)
 
 
 def call_options(check: Check) -> Iterator[Trial]:
@@ -215,6 +222,8 @@ def call_options(check: Check) -> Iterator[Trial]:
             "no workspace": ({}, {"workspace_buffer": None}),
             "no early launch": ({}, {"enable_pdl": False}),
         }
+        if form == "HCA":
+            variants["blocks that stay"] = ({}, {"hca_use_persistent": True})
         for name, (changes, options) in variants.items():
             yield _decoded(
                 check, f"{form} {format}, {name}", form, step._replace(**changes), **options

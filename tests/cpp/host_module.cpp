@@ -87,7 +87,7 @@ dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t
   input.persistent = persistent;
   input.batch_invariant = batch_invariant;
   const dsv4::EngineCosts costs{2,          {16, 32}, {1, 1}, {64, 48}, {1.7, 2.0}, {3.5, 5.5},
-                                {1.5, 2.0}, 3.0,      0.1,    0.0012,   1};
+                                {1.5, 2.0}, 3.0,      0.1,    0.0012,   1.1,        1};
   return dsv4::make_schedule(input, costs, workspace_bytes.value_or(SIZE_MAX));
 }
 

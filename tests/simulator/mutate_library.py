@@ -3,7 +3,7 @@ dropped or weakened in turn, in the kernel's PTX, and decodes are run until one 
 table of what was caught, and what was not: those mutants are redundant, or need a reason.
 
     DSV4_LIBRARY_DIR=build/native/simulated PYTHONPATH=python:tests \\
-        python tests/simulator/mutate_library.py --engine sim-sm90-slice "PackedFormat, 16, false>"
+        python tests/simulator/mutate_library.py --engine sim-sm90-slice "PackedFormat, 16, false"
 """
 
 from __future__ import annotations
@@ -155,6 +155,15 @@ def decodes(form: str, fmt: str, heads: int) -> list[Decode]:
     if fmt == "packed":
         apart = with_scales_apart(problem(128, 128, batch=4, lens="full"))
         found.append(Decode("scales apart", apart))
+    if form == "hca":
+        copies = problem(40, 640, batch=4, q_len=4, one_table="copies")
+        found.append(Decode("copies of a table", copies, options=dict(sinks=sinks)))
+        short = problem(24, 100, batch=36, q_len=4, one_table="copies")
+        found.append(Decode("many copies of a table", short))
+        differ = problem(40, 640, batch=4, q_len=4, one_table="copies", lens="full", holes=0.0)
+        tables = differ.compressed.indices
+        tables[5, -1], tables[11, 0] = tables[5, 0], -1
+        found.append(Decode("tables that differ", differ, workspace="best"))
     if form != "token_sparse":
         together = problem(40, 640, batch=7, q_len=4, one_table=True)
         found.append(Decode("groups", together, options=dict(sinks=sinks)))

@@ -23,7 +23,7 @@ def decode(monkeypatch):
 def kernel(decode):
     """The kernel that the decode runs on."""
     decode.run()
-    for kernel in mutate_library.kernels("dsv4::sm120::PackedFormat, 16, false>"):
+    for kernel in mutate_library.kernels("dsv4::sm120::PackedFormat, 16, false, false>"):
         with mutate_library.trap(kernel):
             if mutate_library.fails(decode):
                 return kernel
