@@ -284,9 +284,11 @@ def run_decode(
     if options.persistent:
         variants["stay"] = calls_of(shared, persistent=True)
 
-    out.fill_(math.nan)
-    variants["dsv4"][0]()
-    verdicts = [check(out, steps[0])]
+    verdicts = []
+    for calls in variants.values():
+        out.fill_(math.nan)
+        calls[0]()
+        verdicts.append(check(out, steps[0]))
     peer_verdict = Verdict(math.nan, False)
     if peer is not None and case.format == "packed":
         try:
@@ -297,8 +299,8 @@ def run_decode(
         if peer_verdict.ok:
             variants["peer"] = calls
 
-    us = dict.fromkeys(("dsv4", "own", "apart", "stay", "peer"), math.nan)
-    if verdicts[0].ok and not options.check_only:
+    us = dict.fromkeys(("dsv4", *BESIDE, "peer"), math.nan)
+    if all(verdict.ok for verdict in verdicts) and not options.check_only:
         rounds = -(-FEWEST_CALLS // copies)
         rotating = {name: calls * rounds for name, calls in variants.items()}
         between = tiny_kernel(pools.device) if options.separate else None

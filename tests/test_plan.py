@@ -62,6 +62,7 @@ def schedule_args(draw):
         blocks=draw(st.integers(1, 200)),
         batch_invariant=draw(st.booleans()),
         persistent=draw(st.booleans()),
+        compares_tables=draw(st.booleans()),
         workspace_bytes=draw(st.one_of(st.none(), st.integers(0, 1 << 26))),
     )
 
@@ -96,7 +97,7 @@ def test_groups_hold_all_rows_of_a_table_and_fit_a_tile(args):
     assert schedule.groups_of_table == -(-args["table_rows"] // schedule.group_rows)
     assert schedule.num_groups == args["rows"] // args["table_rows"] * schedule.groups_of_table
     if schedule.group_rows > 1:
-        assert schedule.group_rows <= 8
+        assert schedule.group_rows <= (4 if args["compares_tables"] else 8)
         assert schedule.group_rows * args["heads"] <= schedule.head_tile
         assert not args["batch_invariant"]
         # The last group of a table is not much smaller than the others.
@@ -129,6 +130,10 @@ def test_groups_of_known_shapes():
     assert host.make_schedule(rows=256, table_rows=4, heads=16, **shape).group_rows == 2
     assert host.make_schedule(rows=256, table_rows=4, heads=17, **shape).group_rows == 1
     assert host.make_schedule(rows=256, table_rows=1, heads=8, **shape).group_rows == 1
+    # Of tables that are compared, four at most.
+    eight = dict(rows=256, table_rows=8, heads=4, **shape)
+    assert host.make_schedule(**eight).group_rows == 8
+    assert host.make_schedule(**eight, compares_tables=True).group_rows == 4
     # Windows are each row's own.
     assert host.make_schedule(rows=256, table_rows=4, heads=8, slots=0, blocks=132).group_rows == 1
 

@@ -1,4 +1,5 @@
-"""The SM100 engine leaves to the portable one what tensor copies cannot address, and no more."""
+"""The SM100 engine leaves to the portable one what tensor copies cannot address, and no more; how
+many blocks it launches."""
 
 from __future__ import annotations
 

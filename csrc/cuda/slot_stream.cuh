@@ -132,19 +132,6 @@ class SlotStream {
     }
   }
 
-  // For a slot whose entry is there, before its key is handed on.
-  __device__ __forceinline__ void compare_entries(const Slot& slot) const {
-    if constexpr (kComparesTables) {
-      if (slot.in_window() || place_.only_row >= 0) return;
-      bool differs = false;
-#pragma unroll
-      for (int i = 0; i < kMaxComparedRows; ++i) {
-        if (slot.rows() >> i & 1) differs = differs || slot.own_entry[i] != slot.entry;
-      }
-      if (differs) smem_.tables_differ[warp_] = true;
-    }
-  }
-
  private:
   // The rows that see a slot, if it is one at all; and of a window's slot, its own row's indices.
   __device__ __forceinline__ uint32_t place_in_group(bool in_window, bool is_slot, int32_t& column,
@@ -176,6 +163,19 @@ class SlotStream {
       if (rows >> i & 1) {
         slot.own_entry[i] = __ldg(entry + (i - table_row_) * problem_.compressed.index_row_stride);
       }
+    }
+  }
+
+  // For a slot whose entry is there, before its key is handed on.
+  __device__ __forceinline__ void compare_entries(const Slot& slot) const {
+    if constexpr (kComparesTables) {
+      if (slot.in_window() || place_.only_row >= 0) return;
+      bool differs = false;
+#pragma unroll
+      for (int i = 0; i < kMaxComparedRows; ++i) {
+        if (slot.rows() >> i & 1) differs = differs || slot.own_entry[i] != slot.entry;
+      }
+      if (differs) smem_.tables_differ[warp_] = true;
     }
   }
 

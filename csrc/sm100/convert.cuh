@@ -145,6 +145,7 @@ __device__ __forceinline__ void load_and_convert(const DecodeParams& params,
                                                  typename Cfg::Storage& smem, int32_t share,
                                                  int first_head, int warp, Target& target) {
   static_assert(Cfg::kLanesPerSlot == 4);
+  static_assert(!Cfg::kComparesTables, "which TileStream::run does, not next");
   using Slot = typename TileStream<Cfg>::Slot;
   const DecodeProblem& problem = params.problem;
   const int lane = threadIdx.x % 32, slot_in_tile = warp * Cfg::kSlotsPerGatherWarp + lane / 4;

@@ -76,7 +76,8 @@ std::string decode_on(bool cuda, int32_t index, int64_t heads) {
 
 dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t blocks,
                              bool batch_invariant, std::optional<size_t> workspace_bytes,
-                             int64_t table_rows, int64_t window_slots, bool persistent) {
+                             int64_t table_rows, int64_t window_slots, bool persistent,
+                             bool compares_tables) {
   dsv4::ScheduleInput input;
   input.rows = rows;
   input.table_rows = table_rows;
@@ -85,6 +86,7 @@ dsv4::Schedule make_schedule(int64_t rows, int64_t heads, int64_t slots, int64_t
   input.compressed_slots = slots;
   input.blocks = blocks;
   input.persistent = persistent;
+  input.compares_tables = compares_tables;
   input.batch_invariant = batch_invariant;
   const dsv4::EngineCosts costs{2,          {16, 32}, {1, 1}, {64, 48}, {1.7, 2.0}, {3.5, 5.5},
                                 {1.5, 2.0}, 3.0,      0.1,    0.0012,   1.1,        1};
@@ -121,7 +123,8 @@ PYBIND11_MODULE(dsv4_host_tests, m) {
   m.def("make_schedule", &make_schedule, py::kw_only(), py::arg("rows"), py::arg("heads"),
         py::arg("slots"), py::arg("blocks"), py::arg("batch_invariant") = false,
         py::arg("workspace_bytes") = py::none(), py::arg("table_rows") = 1,
-        py::arg("window_slots") = 0, py::arg("persistent") = false);
+        py::arg("window_slots") = 0, py::arg("persistent") = false,
+        py::arg("compares_tables") = false);
   py::class_<dsv4::Plan>(m, "Plan")
       .def_readonly("head_block", &dsv4::Plan::head_block)
       .def_readonly("num_head_blocks", &dsv4::Plan::num_head_blocks)
